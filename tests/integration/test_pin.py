@@ -22,7 +22,7 @@ def test_a_job_waits_for_the_alias_of_its_base_and_keeps_the_version(world: Worl
     versions = [world.mlflow.register(world.model, run_id) for _ in range(2)]
     waits = world.wait_condition("second", "ModelsFound", "WaitingForAlias")
     assert waits["message"] == (
-        f"the registered model {world.model} has no alias champion: this job starts when a version has it"
+        f"the registered model {world.model} has no alias champion: this job starts when a version has this alias"
     )
     assert world.condition("second", "Ready")["reason"] == "WaitingForAlias"
     assert world.condition("second", "Reconciling")["status"] == "True"

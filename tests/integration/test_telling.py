@@ -95,8 +95,9 @@ def test_without_kueue_a_queue_is_said_to_admit_nothing(world: World, plane: Pla
     world.submit(splits_given(runPolicy={"queueName": "reserch"}))
     condition = world.wait_condition("tune", "Trained", "QueueInadmissible")
     sentence = (
-        "attempt 1 waits: Job tune-train-1 is suspended and queue reserch has not admitted a Workload for it: Kueue is not "
-        "installed in this cluster: install it, or remove spec.runPolicy.queueName, and suspend and resume the job"
+        "attempt 1 waits: Job tune-train-1 is suspended and queue reserch has not admitted a Workload for the Job: "
+        "Kueue is not installed in this cluster: install Kueue, or remove spec.runPolicy.queueName, and suspend "
+        "and resume the job"
     )
     assert condition["message"] == sentence
     assert sentence in described(plane, world)
@@ -113,8 +114,8 @@ def test_a_wrong_queue_is_named_with_what_to_check(world: World, plane: Plane, k
     name = world.api.create(forged)["metadata"]["name"]
     world.api.patch("Workload", world.namespace, name, status, status=True)
     sentence = (
-        "attempt 1 waits: Job tune-train-1 is suspended and queue reserch has not admitted a Workload for it: LocalQueue reserch "
-        f"doesn't exist: check kubectl get localqueue -n {world.namespace}"
+        "attempt 1 waits: Job tune-train-1 is suspended and queue reserch has not admitted a Workload for the Job: "
+        f"LocalQueue reserch doesn't exist: check kubectl get localqueue -n {world.namespace}"
     )
     wait_for("what Kueue says", lambda: world.condition("tune", "Trained").get("message") == sentence)
     assert {item["type"] for item in world.events("QueueInadmissible")} == {"Warning"}

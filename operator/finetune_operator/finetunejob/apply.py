@@ -57,7 +57,7 @@ class NameTaken(Exception):  # noqa: N818
 
 
 class Applied(NamedTuple):
-    """The results of a decision's actions, in their order, and the error of the last one if it failed."""
+    """The results of a decision's actions, in their order, and the error of the last action if it failed."""
 
     results: tuple[ActionResult, ...]
     failure: ExternalError | LeaseBusy | None
@@ -180,7 +180,7 @@ class FineTuneJobApplier:
             await self._apply_child(ftj, body)
 
     async def _create_once(self, ftj: FineTuneJob, body: Json) -> None:
-        """Create a child that never changes, or use the one that an interrupted pass created."""
+        """Create a child that never changes, or use the child that an interrupted pass created."""
         kind, name = body["kind"], body["metadata"]["name"]
         try:
             self._keep(kind, await self.kube.create(body))
@@ -292,7 +292,7 @@ def _tag_version(tracked: Tracked, action: TagVersion) -> None:
 
 
 def _remedy(body: Json) -> str:
-    """What the user must correct when the API server rejects a Job, whose pod template users write."""
+    """Return the remedy for a Job that the API server rejects: users write its pod template."""
     custom_kind = backends.find_custom_kind(body["kind"])
     if custom_kind:
         return custom_kind.remedy
@@ -306,4 +306,4 @@ def _explain_taken_name(body: Json, existing: Json) -> str:
         owner["kind"] == "FineTuneJob" for owner in existing["metadata"].get("ownerReferences") or []
     ):
         return f"{kind} {name} of an earlier job is still being deleted: waiting until it no longer exists"
-    return f"{kind} {name} exists and has another owner: delete it, or create a FineTuneJob with another name"
+    return f"{kind} {name} exists and has another owner: delete this object, or create a FineTuneJob with another name"

@@ -1,4 +1,4 @@
-"""Which objects belong to a FineTuneJob, and what state its batch Jobs and pods are in.
+"""The objects that belong to a FineTuneJob, and the states of its batch Jobs and pods.
 
 A child belongs to the job by its controller ownerReference, in the job's namespace: a pod through its Job's uid, any
 other child by the FineTuneJob's uid. Labels only select candidates, since any user can write them.
@@ -17,7 +17,7 @@ _INDEX = "batch.kubernetes.io/job-completion-index"
 
 
 class Owner(NamedTuple):
-    """What controls an object: a Job controls its pods, and a FineTuneJob its other children."""
+    """The controller of an object: a Job controls its pods, and a FineTuneJob its other children."""
 
     namespace: str
     uid: str

@@ -1,4 +1,4 @@
-"""Which events put which FineTuneJobs on the queue."""
+"""Puts FineTuneJobs on the queue when an event concerns them."""
 
 from __future__ import annotations
 

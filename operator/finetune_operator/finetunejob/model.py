@@ -1,4 +1,4 @@
-"""What a pass over a FineTuneJob works on: the resource, what was observed, and what was decided."""
+"""The data of a pass over a FineTuneJob: the resource, the observation and the decision."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from finetune_operator.registry.base import RegisteredVersion
 class FineTuneJob:
     """A FineTuneJob as the API server holds it.
 
-    `spec` includes the defaults of the installation, `written` is the spec without them. Both are None when the spec does not fit
-    this version's schema; `invalid` then says why. `version` is the resource version. `created` is the creation time, which the API
+    `spec` includes the defaults of the chart, `written` is the spec without them. Both are None when the spec does not fit
+    this version's schema; `invalid` then has the reason. `version` is the resource version. `created` is the creation time, which the API
     server always sets.
     """
 
@@ -79,7 +79,7 @@ class Mlflow:
 
 @dataclass(frozen=True)
 class Preparation:
-    """The Databricks run of a preparation; `problem` says why it cannot be read."""
+    """The Databricks run of a preparation; `problem` has the reason why it cannot be read."""
 
     run: DatabricksRun | None = None
     problem: Problem | None = None
@@ -89,7 +89,7 @@ class Preparation:
 class CustomChildren:
     """A preparation's children other than Jobs: objects of another operator's kind, by name, and pods that the FineTuneJob controls.
 
-    `problem` says why they cannot be read.
+    `problem` has the reason why they cannot be read.
     """
 
     by_name: Mapping[str, Json] = field(default_factory=dict)
@@ -124,7 +124,7 @@ class AliasVersion:
 
 @dataclass(frozen=True)
 class ResolvedRevision:
-    """The commit of trainer.code.git, and the branch if the revision is one; `problem` says why it cannot be resolved.
+    """The commit of trainer.code.git, and the branch if the revision is one; `problem` has the reason why it cannot be resolved.
 
     `retry_seconds`: seconds until the next request after a problem.
     """
@@ -239,7 +239,7 @@ class Observed:
 
 @dataclass(frozen=True)
 class EnsureRun:
-    """Create the job's MLflow run, unless one with the job's uid exists."""
+    """Create the job's MLflow run, unless a run with the job's uid exists."""
 
     experiment: str
     run_name: str
@@ -283,7 +283,7 @@ class LogMetrics:
 
 @dataclass(frozen=True)
 class SubmitRun:
-    """Submit the Databricks run of the preparation, unless one with its token exists."""
+    """Submit the Databricks run of the preparation, unless a run with its token exists."""
 
     submission: Submission
 
@@ -348,7 +348,7 @@ class Decision:
         sweep: whether to delete all Services, ConfigMaps and custom children too.
         actions: writes to MLflow and Databricks.
         finalizer: whether the resource must have the operator's finalizer; None to leave it unchanged.
-        dry_runs: objects to create as dry runs. If there are any, the decision is made again with the answer, and replaces this one.
+        dry_runs: objects to create as dry runs. If there are any, the decision is made again with the response, and replaces this decision.
         requeue_seconds: when the next pass is due if no event comes before; None for the next resync.
     """
 

@@ -94,7 +94,7 @@ class FineTuneJobReconciler(Reconciler):
         Raises:
             KubeError: the API server refused something, or could not be reached.
             NameTaken: a child's name belongs to another object.
-            ExternalError: MLflow or Databricks could not be written to; the status says so.
+            ExternalError: MLflow or Databricks could not be written to; the status has the error.
             LeaseBusy: another replica writes; retry in about a second.
         """
         applied = await self.applier.apply(ftj, decision)

@@ -1,4 +1,4 @@
-"""What a spec refers to outside the job: aliases of models, the revision of a repository, the checkpoints of another job.
+"""The references of a spec to objects outside the job: aliases of models, the revision of a repository, another job's checkpoints.
 
 Each is resolved once, into the status: observers resolve what is missing there, and policies wait for it.
 """

@@ -1,4 +1,4 @@
-"""Fill in the fields that a FineTuneJob leaves out, from its name and from the defaults of the installation."""
+"""Fill in the fields that a FineTuneJob leaves out, from its name and from the defaults of the chart."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def resolve(
             before. Pod settings always come from the current installation, and apply from the next pod on.
     """
     filled = earlier or resolved(spec, namespace=namespace, name=name, defaults=defaults)
-    own_queue = spec.run_policy.queue_name
+    job_queue = spec.run_policy.queue_name
     parts: dict[str, object] = {
         "pods": merged_pods(spec, defaults),
         "data": spec.data,
@@ -46,7 +46,7 @@ def resolve(
             update={"processes_per_node": spec.distributed.ranks_per_node}
         ),
         "run_policy": spec.run_policy.model_copy(
-            update={"queue_name": filled.queue_name if own_queue is None else own_queue}
+            update={"queue_name": filled.queue_name if job_queue is None else job_queue}
         ),
     }
     data, prepare = spec.data, spec.prepare
@@ -72,7 +72,7 @@ def pinned(spec: FineTuneJobSpec, pins: Pinned | None) -> FineTuneJobSpec:
 def resolved(spec: FineTuneJobSpec, *, namespace: str, name: str, defaults: Defaults) -> Resolved:
     """The values that stay the same for the life of a job. A resolved spec gives the same values again.
 
-    `queue_name` is the queue of the installation only, since the job's own `runPolicy.queueName` may change.
+    `queue_name` is the chart's default queue only, since `runPolicy.queueName` of the job can change.
     """
     return Resolved(
         output=_output(spec, namespace, name, defaults),
@@ -85,7 +85,7 @@ def resolved(spec: FineTuneJobSpec, *, namespace: str, name: str, defaults: Defa
 
 
 def _catalog(spec: FineTuneJobSpec, defaults: Defaults) -> Catalog | None:
-    """The catalog of the spec or, for a preparation in this cluster that names tables, that of the installation."""
+    """Return the catalog of the spec or, for a preparation in this cluster that names tables, the chart's default catalog."""
     data, prepare = spec.data, spec.prepare
     if data is None or prepare is None or prepare.catalog:
         return prepare.catalog if prepare else None
@@ -94,12 +94,12 @@ def _catalog(spec: FineTuneJobSpec, defaults: Defaults) -> Catalog | None:
 
 
 def _output(spec: FineTuneJobSpec, namespace: str, name: str, defaults: Defaults) -> str | None:
-    """The output in the spec, or a folder in the installation's storage, which jobs with the same preparation share if they may."""
+    """Return the output in the spec, or a folder in the chart's storage, which jobs with the same preparation share if they are allowed to."""
     data, prepare = spec.data, spec.prepare
     if data is None or spec.model is None or prepare is None or prepare.output:
         return prepare.output if prepare else None
     shared = prepare.reuse != "Never"
-    # NB: the digest is that of the settings that the prep pod gets, with the catalog of the installation.
+    # NB: the digest covers the settings that the prep pod gets, which include the chart's default catalog.
     with_catalog = prepare.model_copy(update={"catalog": _catalog(spec, defaults)})
     prepared_data = data.model_copy(update={"prepare": with_catalog})
     folder = settings_digest(prepared_data, spec.model, spec.objective) if shared else name
@@ -107,7 +107,7 @@ def _output(spec: FineTuneJobSpec, namespace: str, name: str, defaults: Defaults
 
 
 def _with_cache(model: Model | None, defaults: Defaults) -> Model | None:
-    """The model of the spec; without a cache of its own, it gets that of the installation."""
+    """Return the model of the spec; a model without a cache gets the chart's default cache."""
     return model.model_copy(update={"cache": model.cache or defaults.model_cache}) if model else None
 
 
@@ -119,7 +119,7 @@ def _learning_rate(spec: FineTuneJobSpec) -> float:
 
 
 def _checkpoint(spec: FineTuneJobSpec, defaults: Defaults) -> Checkpoint | None:
-    """The checkpoint settings of the spec, with the installation's defaults; None without both settings and storage.
+    """Return the checkpoint settings of the spec with the chart's defaults; None without settings and storage.
 
     A job with a custom command gets no defaults unless it sets spec.checkpoint: the command writes its own checkpoints.
     """
@@ -134,7 +134,7 @@ def _checkpoint(spec: FineTuneJobSpec, defaults: Defaults) -> Checkpoint | None:
 
 
 def merged_pods(spec: FineTuneJobSpec, defaults: Defaults) -> Pods:
-    """The image and the template of each role, merged from the settings of the installation and of the job.
+    """Return the image and the template of each role, merged from the chart's defaults and the job's settings.
 
     Each template includes the role's variables and its ServiceAccount. `all` stays as the job has it.
     """

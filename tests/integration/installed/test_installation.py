@@ -176,7 +176,7 @@ def test_sparks_driver_waits_for_its_account_and_its_executors_are_told_of(
     tenant.submit(job(data={"source": {"type": "Parquet", "path": "s3://corpus/a"}, "prepare": prepare}))
     condition = tenant.wait_condition("tune", "PodsAdmitted", "ExecutorsForbidden")
     assert (
-        f"ServiceAccount finetune-spark may not create pods in namespace {tenant.namespace}"
+        f"ServiceAccount finetune-spark is not allowed to create pods in namespace {tenant.namespace}"
         in condition["message"]
     )
     assert tenant.api.list("Job", tenant.namespace) == []

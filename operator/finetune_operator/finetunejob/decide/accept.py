@@ -40,7 +40,7 @@ _NO_SERVER = (
 def accept(draft: Draft) -> Outcome:
     """Accept the job, or report all mistakes in one message.
 
-    The job fails for mistakes in immutable fields that no installation could run. Until the job is accepted, each pass checks again
+    The job fails for mistakes in immutable fields that no values of the chart can correct. Until the job is accepted, each pass checks again
     what can change: pod templates, the values of the chart, and which fields the operator's version supports.
     """
     if draft.ftj.spec is None:
@@ -90,8 +90,8 @@ def _record_acceptance(draft: Draft) -> None:
 def _leave_alone(draft: Draft) -> Outcome:
     """End the pass without a verdict: the API server accepted this spec, so another version can read it."""
     message = (
-        f"this version of the operator cannot read the spec ({draft.ftj.invalid}) and leaves the job and its children "
-        "as they are: install a version that can read it"
+        f"this version of the operator cannot read the spec ({draft.ftj.invalid}) and does not change the job and "
+        "its children: install a version that can read the spec"
     )
     draft.set(ConditionType.ACCEPTED, None, ConditionReason.SPEC_UNREADABLE, message)
     return Stop

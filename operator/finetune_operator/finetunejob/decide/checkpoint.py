@@ -42,7 +42,7 @@ def record_checkpoint(draft: Draft, attempt_pods: list[Json]) -> None:
 
 
 def describe_start(draft: Draft) -> str:
-    """Where the next attempt starts, as the end of a sentence about it."""
+    """Describe where the next attempt starts, as the end of a sentence about the attempt."""
     if draft.status.checkpoint:
         return "resumes from the newest checkpoint"
     if draft.spec.trainer.command:
@@ -59,6 +59,6 @@ def describe_start(draft: Draft) -> str:
 
 
 def _is_failing(draft: Draft) -> bool:
-    """Whether the status says that a save failed."""
+    """Whether the status records a failed save."""
     stored = draft.condition(ConditionType.CHECKPOINT_STORED)
     return stored is not None and stored.status == "False"

@@ -1,6 +1,6 @@
 """Records a created MLflow run in the status.
 
-NB: MLflow may not find a new run immediately. Without its id in the status, every pass would create another one.
+NB: MLflow does not always find a new run immediately. Without the run's id in the status, every pass would create another run.
 """
 
 from __future__ import annotations

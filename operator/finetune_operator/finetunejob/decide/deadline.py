@@ -1,4 +1,4 @@
-"""runPolicy.activeDeadlineSeconds, and the time that does not count against it."""
+"""runPolicy.activeDeadlineSeconds, and the waiting time that it excludes."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def record_waiting(draft: Draft) -> Outcome:
         draft.update(
             waiting_since=None,
             waiting_seconds=seconds,
-            # NB: a wait does not count as time without progress.
+            # NB: time without progress excludes waits.
             no_progress_since=idle_since + waited if idle_since else None,
         )
     return Continue
 
 
 def enforce_deadline(draft: Draft) -> Outcome:
-    """Fail a job whose preparation, training and evaluation took longer than the deadline; waits do not count."""
+    """Fail a job whose preparation, training and evaluation took longer than the deadline; waits are excluded."""
     limit = draft.spec.run_policy.active_deadline_seconds
     start = draft.status.start_time
     if limit is None or start is None or draft.status.waiting_since or _is_over(draft):
@@ -64,7 +64,7 @@ def _is_waiting(draft: Draft) -> bool:
 
 
 def _is_at_work(draft: Draft, job: Json) -> bool:
-    """Whether a pod of a Job has a node. Pods that have ended count, unless the Job is back in its queue."""
+    """Whether a pod of a Job has a node. Pods that have ended are included, unless the Job is back in its queue."""
     pods = pods_of_job(draft.observed.pods, job)
     return any(_is_on_node(pod) for pod in (pod_state.alive(pods) if queueing.is_queued(job) else pods))
 
@@ -74,14 +74,14 @@ def _is_on_node(pod: Json) -> bool:
 
 
 def _find_end(draft: Draft, since: datetime) -> datetime:
-    """When a wait ended. NB: the operator may have been down, so the start time of the first pod on a node counts."""
+    """Return the end of a wait: the start time of the first pod on a node, because the operator may have been down."""
     starts = [pod.get("status", {}).get("startTime") for pod in draft.observed.pods]
     later_starts = [start for text in starts if text and (start := datetime.fromisoformat(text)) >= since]
     return min([*later_starts, draft.now])
 
 
 def _is_over(draft: Draft) -> bool:
-    """Whether the last step of the job has completed, even if the status does not say so yet."""
+    """Whether the last step of the job has completed, even if the status does not record it yet."""
     if draft.spec.evaluation:
         return draft.status.evaluation is not None or has_completed(draft, evaluation_pod.build_step(draft))
     attempt = draft.status.attempt or 1

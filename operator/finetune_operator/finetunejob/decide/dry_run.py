@@ -2,7 +2,7 @@
 
 A preparation takes hours, and a correction of spec.pods does not change the pods of an existing Job. Until the data are prepared,
 the check runs once for each generation of the spec. It is repeated after a rejection or an error, since the policies of the API
-server and the defaults of the installation can change while the spec does not. Kueue's queues change too: if a preparation runs
+server and the defaults of the chart can change while the spec does not. Kueue's queues change too: if a preparation runs
 first, the queue must exist before it starts. A quota does not stop the job: the pods need it only after the preparation, when other
 jobs may have returned it.
 """
@@ -140,11 +140,11 @@ def _record(draft: Draft, answer: DryRunAnswer) -> Condition | None:
 
 
 def _remedy(draft: Draft, answer: DryRunAnswer) -> str:
-    """What to correct, as the end of a sentence: the pods come from the spec and from the installation."""
+    """Return the remedy, as the end of a sentence: the pods come from the spec and from the values of the chart."""
     reason, role = answer.reason, "evaluate" if answer.component == names.EVALUATE else "train"
     fields = f"spec.pods.{role}"
     if draft.settings.defaults.pods != Pods():
-        fields += " or the installation's defaults.pods"
+        fields += " or defaults.pods of the chart"
     if reason == ConditionReason.POD_TEMPLATE_INVALID:
         return f": correct {fields}, and the job continues"
     if reason == ConditionReason.POD_REJECTED:

@@ -26,7 +26,7 @@ _MAX_METRICS_IN_MESSAGE = 8
 
 
 class InvalidMetricsError(ValueError):
-    """A command wrote something other than a JSON object of numbers; the message says what it must write."""
+    """A command did not write a JSON object of numbers; the message describes the required format."""
 
 
 def from_built_in(result: EvaluationResult) -> EvaluationStatus:

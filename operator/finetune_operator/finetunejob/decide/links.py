@@ -1,4 +1,4 @@
-"""The pages that people open in a browser: the run, the registered version, the installation's dashboard."""
+"""The pages that people open in a browser: the run, the registered version, the chart's dashboard."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def registry_page(settings: Settings, tracking: Tracking) -> str | None:
 
 
 def _server_page(settings: Settings, server: str) -> str:
-    """The address of a server for browsers: the public URL of the installation for its own server, otherwise the server itself."""
+    """Return the address of a server for browsers: the chart's public URL for the chart's server, otherwise the address of the server."""
     is_installation_server = normalize_address(server) == normalize_address(settings.tracking_uri)
     return (settings.tracking_public_url if is_installation_server else "") or server
 
@@ -79,7 +79,7 @@ def _model_page(draft: Draft) -> str | None:
 
 
 def _dashboard_page(draft: Draft) -> str | None:
-    """The dashboard; None while its URL needs a run that does not exist yet."""
+    """The dashboard; None while its URL depends on a run that does not exist yet."""
     url = draft.settings.dashboard_url
     run_id = draft.status.run_id
     if not url or ("{runId}" in url and run_id is None):

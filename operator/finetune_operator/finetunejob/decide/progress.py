@@ -1,4 +1,4 @@
-"""What the metrics and tags of a run say about a job: its progress, memory, evaluation and goodput."""
+"""Reads the progress, memory, evaluation and goodput of a job from the metrics and tags of its run."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _copy_progress(draft: Draft, run: Run) -> None:
         eta=text.format_duration(seconds_remaining) if seconds_remaining is not None else None,
         update_time=before.update_time if before else None,
     )
-    # NB: the removal of the ETA while no training runs does not count as an update.
+    # NB: the removal of the ETA while no training runs is not an update.
     if before is None or after != before.model_copy(update={"eta": after.eta}):
         after = after.model_copy(update={"update_time": draft.now})
     draft.update(progress=after)

@@ -26,7 +26,7 @@ _EXPLANATIONS: dict[Phase, tuple[ConditionType, ...]] = {
     "Preparing": (ConditionType.PREPARED,),
     "Pending": (ConditionType.TRAINED, ConditionType.PREPARED, ConditionType.ACCEPTED),
 }
-# The conditions of the summary that are set besides Ready; Reconciling in other phases.
+# The conditions of the summary that are set in addition to Ready; Reconciling in other phases.
 _COMPANIONS: dict[Phase, tuple[ConditionType, ...]] = {
     "Succeeded": (ConditionType.FINISHED,),
     "Failed": (ConditionType.STALLED, ConditionType.FINISHED),
@@ -40,7 +40,7 @@ OBSTACLES = (
     ConditionType.CHECKPOINT_FOUND,
     ConditionType.PODS_HEALTHY,
 )
-"""Conditions that explain a delay better than those of the phase do. The first one that is not true is reported."""
+"""Conditions that explain a delay better than the conditions of the phase. The first condition that is not true is reported."""
 # Reasons of obstacles that only a change of the spec removes.
 _SPEC_CHANGE_REASONS: tuple[str, ...] = (ConditionReason.INVALID_SPEC, ConditionReason.POD_TEMPLATE_INVALID)
 

@@ -43,11 +43,11 @@ def register(draft: Draft) -> Outcome:
 def _describe_registration(
     registration: Register, version: RegisteredVersion, owned: Mapping[str, str]
 ) -> str:
-    own_aliases = [alias for alias in registration.aliases if alias not in owned]
+    job_aliases = [alias for alias in registration.aliases if alias not in owned]
     promoted_aliases = [
         f"ModelPromotion {owned[alias]} manages alias {alias}"
         for alias in registration.aliases
         if alias in owned
     ]
-    aliases = f", now {', '.join(own_aliases)}" if own_aliases else ""
+    aliases = f", now {', '.join(job_aliases)}" if job_aliases else ""
     return "; ".join([f"{registration.model} version {version.version}{aliases}", *promoted_aliases])

@@ -1,7 +1,7 @@
 """Resolves `models:/name@alias` in `model.base` or the teacher to the version that the alias points at when the job begins.
 
 Every pod of the job gets that version: the preparation, each attempt of the training and the evaluation. The alias may move
-later. It may not exist yet when the job is applied, for example if another job trains the model first.
+later. The alias need not exist when the job is applied, for example if another job trains the model first.
 """
 
 from __future__ import annotations
@@ -66,6 +66,9 @@ def _find_version(draft: Draft, field: str, aliased: Aliased) -> str | Wait:
     if alias_version.version is None:
         return Wait(
             ConditionReason.WAITING_FOR_ALIAS,
-            f"the registered model {aliased.model} has no alias {aliased.alias}: this job starts when a version has it",
+            (
+                f"the registered model {aliased.model} has no alias {aliased.alias}: this job starts when a version has "
+                "this alias"
+            ),
         )
     return alias_version.version

@@ -1,7 +1,7 @@
 """`checkpoint.resumeFrom`: which checkpoints a job starts from, and whether it can continue that run.
 
 The checkpoints of another FineTuneJob are known once it has finished or is suspended: until then it writes and deletes them. Only
-pods can read the storage, so a finished job counts as having checkpoints if it has run an attempt.
+pods can read the storage, so the operator assumes that a finished job has checkpoints if it has run an attempt.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _checkpoints_of_job(draft: Draft, name: str) -> ResumedFrom | Wait | Refusal
 
 
 def _explain_missing_checkpoint(resumed_job: FineTuneJob, who: str) -> Wait | Refusal | None:
-    """Why a job that is at rest has no checkpoint; None where it may have some."""
+    """Explain why a job that is at rest has no checkpoint; None if it may have one."""
     if resumed_job.status.checkpoint or (resumed_job.is_finished and resumed_job.status.attempt):
         return None
     if resumed_job.is_finished:
@@ -87,7 +87,7 @@ def _is_at_rest(ftj: FineTuneJob) -> bool:
 def _find_mistake(
     ftj: FineTuneJob, resumed_spec: FineTuneJobSpec, resumed_job: FineTuneJob, who: str
 ) -> str | None:
-    """Why a job can never continue another job with this spec; None if it can."""
+    """Explain why a job with this spec can never continue another job; None if it can."""
     if resumed_spec.trainer.command:
         return (
             f"{who} runs a custom command, and the built-in loop cannot read its checkpoints: "

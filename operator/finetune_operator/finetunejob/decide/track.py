@@ -19,7 +19,7 @@ from finetune_operator.policy.result import Continue, Outcome
 
 @dataclass(frozen=True)
 class Usable:
-    """A run that the job logs to: the one in its status, or the one that replaces it."""
+    """A run that the job logs to: the run in its status, or the run that replaces it."""
 
     run: Run
 
@@ -119,7 +119,7 @@ def _report_ready(draft: Draft, run: Run) -> None:
 
 def _ask_to_restore(draft: Draft, run_id: str, deleted_run: Run | None) -> None:
     problem = "was deleted" if deleted_run else "cannot be found"
-    message = f"MLflow run {run_id} {problem}: restore it, since the metrics and the model of this attempt belong to it"
+    message = f"MLflow run {run_id} {problem}: restore the run, since the metrics and the model of this attempt belong to it"
     draft.set(ConditionType.TRACKED, False, ConditionReason.RUN_NOT_FOUND, message)
 
 
@@ -146,7 +146,7 @@ def may_train(draft: Draft) -> bool:
 
 
 def _create_run(draft: Draft) -> None:
-    """Request a new run in place of the one in the status, once the commit and the versions that the run names are known."""
+    """Request a new run to replace the run in the status, once the commit and the versions that the run names are known."""
     if checkout.is_unresolved(draft) or is_unpinned(draft.ftj):
         return
     draft.update(mlflow=None)

@@ -60,11 +60,11 @@ def add_usage(
     """The usage, including these pods; None without usage.
 
     Args:
-        pods: those that exist, and failed ones that no longer exist.
+        pods: the pods that exist, and failed pods that no longer exist.
         present: uids of the batch Jobs that exist.
         at: the current time.
         final: count running pods until `at`; otherwise in whole steps since the first pod of their Job started.
-        resource: name of a resource that counts as a GPU, besides the well-known ones.
+        resource: name of a GPU resource, in addition to the well-known names.
     """
     entries = {item.uid: item for item in (before.jobs if before else [])}
     pods_by_job = _by_job(pods)
@@ -102,7 +102,7 @@ def _by_job(pods: Iterable[Json]) -> dict[str, list[Json]]:
 
 
 def _count_until(spans: list[Span], at: datetime, *, final: bool) -> datetime:
-    """The time up to which pods are counted: the last whole step since the first pod started, or a later end of a pod.
+    """Return the time up to which pods are counted: the last whole step since the first pod started, or a later end of a pod.
 
     NB: the clock of a node may be ahead; a pod whose end is in the future still runs.
     """
@@ -131,7 +131,7 @@ def _overlap_seconds(pod_span: Span, since: datetime | None, until: datetime) ->
 
 
 def _fold_ended_jobs(jobs: list[JobUsage], countable: set[str]) -> list[JobUsage]:
-    """If there are many entries, merge those of Jobs that no longer exist and have no pods into one, the first."""
+    """If there are many entries, merge the entries of Jobs that no longer exist and have no pods into one entry, the first."""
     if len(jobs) <= _MAX_ENTRIES:
         return jobs
     ended_entries = [item for item in jobs if item.uid not in countable]
@@ -146,7 +146,7 @@ def _fold_ended_jobs(jobs: list[JobUsage], countable: set[str]) -> list[JobUsage
 
 
 def running_span(pod: Json) -> Span | None:
-    """When a pod ran; None if no node has started it yet."""
+    """Return the time in which a pod ran; None if no node has started the pod yet."""
     status = pod.get("status", {})
     start = _parse_time(status.get("startTime"))
     if start is None:
@@ -157,7 +157,7 @@ def running_span(pod: Json) -> Span | None:
 
 
 def _end_time(status: Json) -> datetime | None:
-    """When the last container ended; if no end is known, the last change of the pod's conditions."""
+    """Return the time at which the last container ended; if it is unknown, the time of the last change of the pod's conditions."""
     terminated = [
         item.get("state", {}).get("terminated") or {} for item in status.get("containerStatuses") or []
     ]

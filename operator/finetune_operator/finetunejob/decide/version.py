@@ -30,7 +30,7 @@ def await_version(draft: Draft) -> Outcome:
         return Continue
     if mlflow is None:
         if draft.condition(ConditionType.REGISTERED) is None:
-            message = "registration waits for MLflow: the operator has not read it yet"
+            message = "registration waits for the first response of MLflow"
             draft.set(ConditionType.REGISTERED, False, ConditionReason.REGISTERING, message)
         draft.requeue_after(draft.settings.poll_seconds)
         return Stop

@@ -11,9 +11,9 @@ from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.finetunejob.model import FineTuneJob
 from finetune_operator.finetunejob.resolve import PRODUCT_LABEL, whole_number
 
-# Extended resources that count as GPUs, one each: nvidia.com/gpu, amd.com/gpu, nvidia.com/mig-1g.5gb, gpu.intel.com/i915.
+# Extended resources that are GPUs, one per unit: nvidia.com/gpu, amd.com/gpu, nvidia.com/mig-1g.5gb, gpu.intel.com/i915.
 _GPU = re.compile(r"[^/]+/(gpu|gpu\.shared|mig-.+)|gpu\.intel\.com/.+")
-# Node labels and nodeSelector keys whose value is the GPU product; the first one present counts.
+# Node labels and nodeSelector keys whose value is the GPU product; the first key that exists is used.
 _PRODUCT_LABELS = (
     PRODUCT_LABEL,
     "amd.com/gpu.product-name",
@@ -33,13 +33,13 @@ def count_gpus(pod: Json, gpu_resource: str) -> int:
     """The GPUs in the resource limits of a pod's containers.
 
     Args:
-        gpu_resource: name of a resource that counts as a GPU, besides the well-known ones.
+        gpu_resource: name of a GPU resource, in addition to the well-known names.
     """
     return sum(count for _, count in _limits(pod, gpu_resource))
 
 
 def gpu_resources(pod: Json, gpu_resource: str) -> set[str]:
-    """The resources that count as GPUs in the resource limits of a pod's containers, with `gpu_resource` as in count_gpus."""
+    """Return the GPU resources in the resource limits of a pod's containers, with `gpu_resource` as in count_gpus."""
     return {name for name, _ in _limits(pod, gpu_resource)}
 
 
@@ -51,7 +51,7 @@ def _limits(pod: Json, gpu_resource: str) -> Iterator[tuple[str, int]]:
 
 
 def node_to_read(alive: Sequence[Json], gpu_resource: str) -> str | None:
-    """The node whose labels name the product: that of the first pod with a GPU and a node; None without one."""
+    """Return the node whose labels name the GPU product: the node of the first pod with a GPU and a node; None without such a pod."""
     return next((node for pod in alive if (node := _node(pod)) and count_gpus(pod, gpu_resource)), None)
 
 

@@ -60,7 +60,7 @@ class Draft(StatusBuilder[FineTuneJobStatus]):
             self.update(start_time=self.now)
 
     def fail(self, reason: ConditionReason, message: str) -> None:
-        """Mark the job as failed, which is final. If a correction helps, say how to apply it."""
+        """Mark the job as failed, which is final. If a correction helps, the message explains how to apply it."""
         again = f"; {_REAPPLY_HINT}" if reason in _CORRECTABLE_REASONS else ""
         self.set(ConditionType.FAILED, True, reason, f"{message}{again}")
         self.update(completion_time=self.now)

@@ -25,7 +25,7 @@ _OWN_CONTAINERS = (names.PREP_CONTAINER, names.TRAINER_CONTAINER, names.EVALUATE
 
 
 def of_training(spec: FineTuneJobSpec) -> Iterator[str]:
-    """What is wrong with the templates of training pods. The API server rejects what is not a pod template at all."""
+    """Yield the mistakes in the templates of training pods. The API server rejects a template that does not fit the schema of pods."""
     reserved = (*RESERVED_ENV, CODE_ENV) if spec.trainer.code else RESERVED_ENV
     yield from _of_role(spec, "train", reserved)
     yield from _too_few_gpus(spec)
@@ -33,25 +33,25 @@ def of_training(spec: FineTuneJobSpec) -> Iterator[str]:
 
 
 def of_preparation(spec: FineTuneJobSpec) -> Iterator[str]:
-    """What is wrong with the templates of the pods of the preparation."""
+    """Yield the mistakes in the templates of the pods of the preparation."""
     if spec.prepare:
         yield from _of_role(spec, "prepare", RESERVED_ENV)
 
 
 def of_evaluation(spec: FineTuneJobSpec) -> Iterator[str]:
-    """What is wrong with the templates of the evaluation pod."""
+    """Yield the mistakes in the templates of the evaluation pod."""
     if spec.evaluation:
         yield from _of_role(spec, "evaluate", (*RESERVED_ENV, *EVALUATION_ENV))
 
 
 def of_learning_rate(spec: FineTuneJobSpec) -> Iterator[str]:
-    """What is wrong with the learning rate schedule of a resolved spec. The default rate depends on the method, so the schema cannot tell."""
+    """Yield the mistakes in a resolved learning rate schedule: the default rate depends on the method, so the schema cannot check it."""
     training = spec.training
     floor, peak = training.min_learning_rate, training.learning_rate
     if floor is not None and floor >= peak:
         yield (
-            f"spec.training.minLearningRate {floor:g} must be below the learning rate, which defaults to {peak:g} for method "
-            f"{spec.method.type}: lower it, or set spec.training.learningRate"
+            f"spec.training.minLearningRate {floor:g} must be below the learning rate, which defaults to {peak:g} "
+            f"for method {spec.method.type}: lower spec.training.minLearningRate, or set spec.training.learningRate"
         )
     steps, decay = training.max_steps, training.decay_steps
     if steps is not None and decay is not None and training.warmup_of(steps) + decay > steps:
@@ -62,7 +62,7 @@ def of_learning_rate(spec: FineTuneJobSpec) -> Iterator[str]:
 
 
 def _of_role(spec: FineTuneJobSpec, role: Role, reserved: Sequence[str]) -> Iterator[str]:
-    """What is wrong with the template of a role, and with the template of all pods, which is merged into it."""
+    """Yield the mistakes in the template of a role, and in the template of all pods, which is merged into it."""
     template_of_all = spec.pods.all.template
     of_all = [
         *_devices(template_of_all),
@@ -95,8 +95,8 @@ def _containers(template: Json | None) -> Iterator[str]:
             continue
         if item.get("image") and name not in _OWN_CONTAINERS:
             yield (
-                f"has a second container {name!r}, which keeps the pod running after {MAIN_CONTAINER!r} has ended: move it to "
-                "initContainers with restartPolicy: Always"
+                f"has a second container {name!r}, which keeps the pod running after {MAIN_CONTAINER!r} has ended: "
+                "move this container to initContainers with restartPolicy: Always"
             )
         else:
             yield f"has the container {name!r}: name it {MAIN_CONTAINER!r}, which stands for the pod's own container"

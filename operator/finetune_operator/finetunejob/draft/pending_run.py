@@ -16,7 +16,7 @@ def wait_for_run(draft: Draft, *, needs_server: bool = False) -> bool:
     It does not wait if the creation of the run has failed, or if the server cannot be reached.
 
     Args:
-        needs_server: whether the preparation also needs the address of the server, which is known only after a read of MLflow.
+        needs_server: whether the preparation also requires the address of the server, which is known only after a read of MLflow.
     """
     is_unread = _is_unread(draft) and (needs_server or draft.status.run_id is None)
     if not is_unread and not _is_run_pending(draft):

@@ -13,14 +13,14 @@ SOON_SECONDS = 0.1
 
 
 class Wait(NamedTuple):
-    """Why a job cannot continue yet."""
+    """The reason why a job cannot continue yet."""
 
     reason: ConditionReason
     message: str
 
 
 class Refusal(NamedTuple):
-    """Why a job can never continue."""
+    """The reason why a job can never continue."""
 
     reason: ConditionReason
     message: str

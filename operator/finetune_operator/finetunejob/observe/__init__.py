@@ -1,1 +1,1 @@
-"""What exists of a FineTuneJob: its children from the cache of the watches, and what MLflow, Databricks, Kueue and Git report."""
+"""Observes a FineTuneJob: its children in the cache of the watches, and its state in MLflow, Databricks, Kueue and Git."""

@@ -1,4 +1,4 @@
-"""Background reads of servers: a pass gets the last answer, and waits only briefly for a new one."""
+"""Background reads of servers: a pass gets the last response, and waits only briefly for a new response."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ Answer = TypeVar("Answer")
 _PATIENCE_SECONDS = 0.25
 # Poll intervals until the server is asked again. NB: less than 1, since passes at the poll interval may come a little early.
 _FRESH_SHARE = 0.8
-# Poll intervals for which an answer counts while a newer one is read.
+# Poll intervals for which a response is used while a newer response is read.
 _MAX_INTERVALS = 3.0
 _MAX_JOBS = 8192
 
 
 class MaxAge(NamedTuple):
-    """How long an answer counts, in seconds since the question was asked.
+    """Seconds since the request for which a response is used.
 
     Attributes:
         fresh: age up to which the server is not asked again.
-        usable: age up to which the answer counts while a newer one is read. Policies fail a job if something is missing, and must
+        usable: age up to which the response is used while a newer response is read. Policies fail a job if something is missing, and must
             not do so because of an old answer.
     """
 
@@ -54,7 +54,7 @@ class ReadPace:
         clock: monotonic seconds.
         wake: queues a pass over the job with this key; called at the end of a read that no pass waits for.
         threads: the limits for reads in threads. A read may use its thread until the deadline of its requests.
-        patience_seconds: how long a pass waits for an answer, so that an answer that comes at once counts in the same pass.
+        patience_seconds: how long a pass waits for an answer, so that a fast response is used in the same pass.
     """
 
     clock: Callable[[], float]
@@ -113,7 +113,7 @@ class BackgroundReads(Generic[Answer]):
     """The last outcomes and the running reads of FineTuneJobs, by uid.
 
     Attributes:
-        takes_turns: whether a read counts against `pace.threads` from start to end. False if `ask` limits itself (jobs that share
+        takes_turns: whether a read uses one of `pace.threads` from start to end. False if `ask` limits itself (jobs that share
             an answer wait for a single read) or uses no thread.
     """
 
@@ -134,7 +134,7 @@ class BackgroundReads(Generic[Answer]):
 
         Args:
             server: the server that is asked. While one read of it is late, passes do not wait for its other reads.
-            question: what is asked. The answer to another question does not count.
+            question: the request. The response to another request is not used.
             ask: reads the answer.
 
         Raises:
@@ -152,10 +152,10 @@ class BackgroundReads(Generic[Answer]):
         return None if outcome is None else self._take(ftj.uid, outcome)
 
     def forget(self, ftj: FineTuneJob, *, cancel: bool = False) -> None:
-        """Discard the last answer and that of a running read: the server was written to, or the job was deleted.
+        """Discard the last response and the response of a running read: the server was written to, or the job was deleted.
 
         Args:
-            cancel: cancel the running read. NB: not for a read in a thread, which would go on without being counted.
+            cancel: cancel the running read. NB: not for a read in a thread, which would continue outside the limit.
         """
         self._outcomes.pop(ftj.uid, None)
         read = self._reads.pop(ftj.uid, None)

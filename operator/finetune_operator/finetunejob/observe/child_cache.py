@@ -1,4 +1,4 @@
-"""A FineTuneJob's children: from the cache or, where two watches may disagree, from the API server."""
+"""A FineTuneJob's children: from the cache or, if two watches may disagree, from the API server."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class CustomChildReader:
         """The objects and the pods; None for a job without such children, or whose preparation has a result.
 
         Raises:
-            KubeError: they could not be listed.
+            KubeError: the objects could not be listed.
         """
         kind = backends.find_kind_to_read(ftj)
         if kind is None:
@@ -51,7 +51,7 @@ class CustomChildReader:
 
 
 def _find_problem(kind: CustomKind, error: KubeError) -> Problem | None:
-    """Why no job can have such objects; None if the error is temporary."""
+    """Return the problem that keeps every job from having such objects; None if the error is temporary."""
     if error.status == HTTPStatus.NOT_FOUND:
         return kind.missing
     if error.status == HTTPStatus.FORBIDDEN:

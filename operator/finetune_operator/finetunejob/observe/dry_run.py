@@ -104,10 +104,10 @@ def _component(body: Json) -> str:
 
 
 def _explain_forbidden(body: Json) -> DryRunAnswer:
-    """The answer if a ServiceAccount may not create pods."""
+    """Return the response for a ServiceAccount that is not allowed to create pods."""
     *_, namespace, account = body["spec"]["user"].split(":")
     message = (
-        f"ServiceAccount {account} may not create pods in namespace {namespace}, which Spark's driver must do: add the namespace to "
+        f"ServiceAccount {account} is not allowed to create pods in namespace {namespace}, which Spark's driver must do: add the namespace to "
         "spark.namespaces of the chart, bind a Role to the account, or set spec.pods.prepare.serviceAccountName to another account, and "
         "the job continues"
     )
@@ -126,7 +126,10 @@ def _explain_refusal(body: Json, error: KubeError) -> DryRunAnswer:
         message = f"a dry run cannot check {what}: {error}: retrying"
         return DryRunAnswer(admitted=None, reason=ConditionReason.CHECK_FAILED, message=message)
     if error.status == 403 and _QUOTA.search(str(error)):
-        message = f"the API server would reject {what} now: {error}; the preparation continues, and the pods are created after it"
+        message = (
+            f"the API server would reject {what} now: {error}; the preparation continues, and the pods are created "
+            "after the preparation"
+        )
         return DryRunAnswer(admitted=False, reason=ConditionReason.QUOTA_EXCEEDED, message=message)
     message = f"the API server would reject {what}: {error}"
     return DryRunAnswer(admitted=False, reason=_REASONS[error.status], message=message)

@@ -24,7 +24,7 @@ from finetune_operator.kube import Kube, KubeError
 from finetune_operator.registry.outages import Outages
 
 _MAX_DELAY_SECONDS = 30.0
-# NB: a commit counts until it is in the status, and a problem until the next request.
+# NB: a commit is kept until it is in the status, and a problem until the next request.
 _MAX_AGE = MaxAge(fresh=math.inf, usable=math.inf)
 # Limits of concurrent requests, which are connections of the event loop and use no threads.
 _MAX_REQUESTS_PER_SERVER = 4
@@ -127,6 +127,9 @@ class RevisionReader:
         username = secret.get("username") or _DEFAULT_USERNAME
         if ":" in username:
             name = git.secret_ref.name if git.secret_ref else ""
-            message = f"the username in Secret {name} of {secrets.GIT} contains a colon, which basic authentication does not allow: correct it"
+            message = (
+                f"the username in Secret {name} of {secrets.GIT} contains a colon, which basic authentication does "
+                "not allow: correct the username"
+            )
             raise ExternalError(Problem(ConditionReason.CREDENTIALS_UNREADABLE, message))
         return Login(username, secret["password"])

@@ -37,7 +37,7 @@ class _Workload(NamedTuple):
 
 
 class _WorkloadList(NamedTuple):
-    """When a read began, and the Workloads by the uid of their Job, or why they cannot be read."""
+    """The start of a read, and the Workloads by the uid of their Job, or the reason why the Workloads cannot be read."""
 
     began: float
     workloads: Mapping[str, _Workload] | KubeError

@@ -22,7 +22,7 @@ _OFFERED_CACHE_SECONDS = 120.0
 
 @dataclass
 class NodeReader:
-    """Reads a node at most once an hour, even if it may not read it.
+    """Reads a node at most once an hour, even if the read is forbidden.
 
     Attributes:
         clock: monotonic seconds.
@@ -33,10 +33,10 @@ class NodeReader:
     _known: dict[str, tuple[float, Mapping[str, str]]] = field(default_factory=dict)
     """By node: when it was read, and its labels."""
     _offers: tuple[float, frozenset[str] | None] | None = None
-    """When all nodes were read, and what they offer."""
+    """The time at which all nodes were read, and their resources."""
 
     async def read(self, alive: Sequence[Json], gpu_resource: str) -> dict[str, Mapping[str, str]]:
-        """The labels of a node with GPU pods, which say what GPU they have; empty for pods without GPUs or without a node.
+        """Return the labels of a node with GPU pods, which name the GPU product; empty for pods without GPUs or without a node.
 
         Args:
             alive: the pods that have not ended.

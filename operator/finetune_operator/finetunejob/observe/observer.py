@@ -37,7 +37,7 @@ from finetune_operator.settings import Settings
 
 
 def read_finetunejob(body: Json, defaults: Defaults) -> FineTuneJob:
-    """A FineTuneJob from its JSON, with the defaults of the installation. If the spec does not fit the schema, `invalid` says why.
+    """A FineTuneJob from its JSON, with the defaults of the chart. If the spec does not fit the schema, `invalid` has the reason.
 
     Raises:
         UnreadableStatusError: a newer version of the operator wrote the status.
@@ -161,7 +161,7 @@ class FineTuneJobObserver:
         self._workloads.forget(ftj)
 
     async def observe_deletion(self, ftj: FineTuneJob) -> Observed:
-        """What `decide_deletion` needs to know.
+        """Observe the state that `decide_deletion` requires.
 
         Raises:
             KubeError: the API server could not be read.

@@ -24,7 +24,7 @@ class PreparationLeases:
     store: Store
 
     async def read(self, ftj: FineTuneJob, jobs: Mapping[str, Json]) -> PreparationLease | None:
-        """The Lease of a job that is about to prepare; None for any other job, or if the operator may not read Leases.
+        """The Lease of a job that is about to prepare; None for any other job, or if the operator is not allowed to read Leases.
 
         Args:
             jobs: the job's child Jobs, by name.

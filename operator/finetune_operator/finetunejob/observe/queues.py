@@ -17,7 +17,7 @@ _MAX_NAMES = 5
 
 
 async def find_missing_queue(kube: Kube, body: Json) -> str | None:
-    """Why no queue can admit an object; None if it has no queue, its queue exists, or queues cannot be read."""
+    """Explain why no queue can admit an object; None if it has no queue, its queue exists, or queues cannot be read."""
     queue, namespace = queue_of(body), body["metadata"]["namespace"]
     if body["kind"] != "Job" or not queue:
         return None

@@ -17,7 +17,7 @@ class ReadLimits:
         total: maximum for all namespaces together.
         per_namespace: maximum for one namespace.
         per_server: maximum for one server and one namespace. NB: not for a server and all namespaces: reads of one namespace
-            would block those of the others, many of which use the same server.
+            would block the reads of the other jobs; many jobs use the same server.
     """
 
     total: int
@@ -37,7 +37,7 @@ class ReadLimits:
 
     @asynccontextmanager
     async def turn(self, namespace: str, server: Hashable) -> AsyncIterator[None]:
-        """Wait until the limits allow another read, and count as a read while the context is open."""
+        """Wait until the limits allow another read, and occupy a read while the context is open."""
         # NB: in this order, a read that waits for its server takes no place that reads of other servers or namespaces need.
         async with (
             self._turns.setdefault((namespace, server), asyncio.Semaphore(self.per_server)),

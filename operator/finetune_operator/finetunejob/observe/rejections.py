@@ -1,4 +1,4 @@
-"""Why the API server refuses to create pods (quota, Pod Security), which only Events report."""
+"""The reason why the API server refuses to create pods (quota, Pod Security), which only Events report."""
 
 from __future__ import annotations
 

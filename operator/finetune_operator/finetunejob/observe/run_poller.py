@@ -26,14 +26,14 @@ from finetune_operator.text import normalize_address
 
 
 class _Query(NamedTuple):
-    """What to read: the run (by its id, if known), and whether to read the version too."""
+    """A request of the poller: the run (by its id, if known), and whether to read the version too."""
 
     run_id: str | None
     want_version: bool
 
 
 class Place(NamedTuple):
-    """What an outage is recorded for: the address of a server, or the address of a workspace and the Secret of the login.
+    """The key of an outage: the address of a server, or the address of a workspace and the Secret of the login.
 
     NB: a login to Databricks may involve another server, which only the Secret names.
     """
@@ -138,7 +138,7 @@ class RunPoller:
 
 
 def _build_query(ftj: FineTuneJob) -> _Query | None:
-    """What to read from MLflow; None if the status is complete, or the job cannot have a run before its aliases are pinned."""
+    """Return the request for MLflow; None if the status is complete, or if the job cannot have a run before its aliases are pinned."""
     closed = any(
         item.type == ConditionType.TRACKED and item.reason == ConditionReason.RUN_FINISHED
         for item in ftj.status.conditions

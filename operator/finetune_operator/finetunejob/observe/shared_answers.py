@@ -11,7 +11,7 @@ Answer = TypeVar("Answer")
 
 
 class _Request(NamedTuple, Generic[Answer]):
-    """When a question was asked, and the task that gets the answer."""
+    """The time of a request, and the task that gets the response."""
 
     at: float
     answer: asyncio.Task[Answer]
@@ -23,7 +23,7 @@ class SharedAnswers(Generic[Answer]):
 
     Attributes:
         clock: monotonic seconds.
-        seconds: how long an answer counts, from when the question was asked.
+        seconds: the time for which a response is used, from the start of the request.
     """
 
     clock: Callable[[], float]

@@ -23,7 +23,7 @@ _REFUSAL_STATUSES = (400, 403, 422)
 
 
 class Executors(NamedTuple):
-    """The executors of a job, and why the API server refuses to create the missing ones; None if it does not."""
+    """The executors of a job, and the reason why the API server refuses to create the missing executors; None if it does not refuse."""
 
     pods: tuple[Json, ...] = ()
     refusal: str | None = None
@@ -53,7 +53,7 @@ class ExecutorReader:
         return Executors(tuple(executor_pods), await self._refusal(ftj, lacks) if lacks else None)
 
     async def _refusal(self, ftj: FineTuneJob, lacks: executors.MissingExecutors) -> str | None:
-        """Why the API server would not create another executor, from a dry run: nothing records why it refused Spark's requests."""
+        """Explain, from a dry run, why the API server refuses another executor: nothing records why it refused Spark's requests."""
         try:
             await self.kube.create(driver_pod.build_executor_trial(ftj, self.settings), dry_run=True)
         except KubeError as error:

@@ -1,4 +1,4 @@
-"""The delay before restarts without progress that do not count against runPolicy.maxRestarts. Their number has no limit."""
+"""The delay before restarts without progress that runPolicy.maxRestarts does not limit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from finetune_operator.finetunejob.draft.draft import Draft
 _FIRST_SECONDS = 10
 _MAX_SECONDS = 300
 _MAX_DOUBLINGS = 5
-# An attempt that ran this long counts as progress, with or without a checkpoint.
+# An attempt that ran this long has made progress, with or without a checkpoint.
 _PROGRESS_SECONDS = 300
 
 
@@ -64,7 +64,7 @@ def wait_seconds(idle: int) -> int:
 
 
 def run_seconds(child: Json, now: datetime) -> float:
-    """How long a failed Job ran; 0 when its start time is unknown."""
+    """Return the duration of a failed Job; 0 if its start time is unknown."""
     status, failed = child.get("status", {}), job_condition(child, "Failed") or {}
     began = _parse_time(status.get("startTime") or child["metadata"].get("creationTimestamp"))
     ended = _parse_time(failed.get("lastTransitionTime")) or now
@@ -85,7 +85,7 @@ def record_delay(draft: Draft, attempt: Attempt) -> None:
 
 
 def find_idle_seconds(draft: Draft) -> float:
-    """For how long restarts that do not count have made no progress."""
+    """Return the time for which restarts that runPolicy.maxRestarts does not limit have made no progress."""
     since = draft.status.no_progress_since
     return (draft.now - since).total_seconds() if since else 0.0
 

@@ -56,7 +56,7 @@ def _build_job_recipe(draft: Draft, version: RegisteredVersion) -> JobRecipe:
     data, data_version = content.data, version.tags.get(contract.TAG_DATA_VERSION, "")
     splits = data.splits if data else None
     if data and splits and splits.type == "Delta" and splits.version is None and data_version.isdecimal():
-        # Evaluate the version that the training read and recorded as a tag: the table may have newer ones.
+        # Evaluate the version that the training read and recorded as a tag: the table may have newer versions.
         pinned_splits = splits.model_copy(update={"version": int(data_version)})
         content = content.model_copy(update={"data": data.model_copy(update={"splits": pinned_splits})})
     return content.model_copy(update={"parameters": evaluation.parameters}) if evaluation.command else content
@@ -74,7 +74,7 @@ def build_job(draft: Draft, version: RegisteredVersion) -> Json:
 
 
 def _digest(draft: Draft, version: RegisteredVersion) -> str:
-    """A hash of what the metrics of a custom command depend on, besides the model: 12 hex digits of a SHA-256."""
+    """Return a hash of all inputs of a custom command except the model: 12 hex digits of a SHA-256."""
     evaluation = evaluation_of(draft)
     content = {
         "image": _image(draft),
@@ -88,7 +88,7 @@ def _digest(draft: Draft, version: RegisteredVersion) -> str:
 
 
 def _data(draft: Draft, version: RegisteredVersion) -> Json | str:
-    """What identifies the rows: the digest of the preparation, since other tables may have the same rows; without one, where the splits are."""
+    """Return the identity of the rows: the digest of the preparation, since other tables can have the same rows, or the path of the splits."""
     prepared, data = draft.status.data, _build_job_recipe(draft, version).data
     if prepared and prepared.digest:
         return prepared.digest
@@ -104,7 +104,7 @@ def _image(draft: Draft) -> str:
 
 
 def _built_in_image(draft: Draft) -> str:
-    """An image with finetune-evaluate: that of the training, unless it was built for a custom command."""
+    """Return an image with finetune-evaluate: the training image, unless it was built for a custom command."""
     trained_with = None if draft.spec.trainer.command else draft.spec.pods.train.image
     return trained_with or draft.settings.trainer_image
 

@@ -1,4 +1,4 @@
-"""What keeps pods from running: no node, an image, a volume, a network, a Secret or a quota; and temporary delays."""
+"""The obstacles that keep pods from running: no node, an image, a volume, a network, a Secret or a quota; and temporary delays."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SANDBOX_FAILED = frozenset({"FailedCreatePodSandBox"})
 _SANDBOX_ID = re.compile(r' "?[0-9a-f]{64}"?')
 # Events of containers that start, so the pod has its volumes and its network.
 _CONTAINER_EVENTS = frozenset({"Pulling", "Pulled", "Created", "Started"})
-# How long an autoscaler may take to notice a pod. Until then, a pod without a node does not count as blocked.
+# How long an autoscaler may take to notice a pod. Until then, a pod without a node is not blocked.
 _AUTOSCALER_TIMEOUT = timedelta(seconds=20)
 # How long it may take to add a node. cluster-autoscaler and Karpenter give up after the same time.
 _NODE_TIMEOUT = timedelta(minutes=15)
@@ -39,7 +39,7 @@ _REFUSALS = frozenset(
 
 
 class Blockage(NamedTuple):
-    """What keeps a pod from running."""
+    """An obstacle that keeps a pod from running."""
 
     reason: ConditionReason
     message: str
@@ -97,7 +97,7 @@ def report_blockage(draft: Draft, alive: Sequence[Json], blockage: Blockage | No
 
 
 def _describe_missing_node_remedy(draft: Draft, alive: Sequence[Json]) -> str:
-    """What to do about pods that cannot be scheduled, as the end of a sentence."""
+    """Return the remedy for pods that cannot be scheduled, as the end of a sentence."""
     missing_resources = _find_missing_resources(draft, alive)
     if missing_resources:
         return f"; no node offers {', '.join(missing_resources)}: check that its device plugin is installed"
@@ -134,7 +134,7 @@ def _find_pod_blockages(
 
 
 def _find_pod_blockage(pod: Json, events: Sequence[PodEvent], now: datetime) -> Blockage | None:
-    """What keeps a pod from running, or None.
+    """Find the obstacle that keeps a pod from running, or None.
 
     Args:
         events: Events about the pod, the oldest first.
@@ -190,7 +190,7 @@ def _find_waiting_container(pod: Json) -> Blockage | None:
 
 
 def _find_failed_event(pod: Json, events: Sequence[PodEvent]) -> Blockage | None:
-    """What a pod with a node waits for, as only Events report: a volume or its sandbox; None if nothing."""
+    """Describe the volume or the sandbox that a pod with a node waits for, which only Events report; None if it waits for neither."""
     last = _last_event(events, _VOLUME_FAILED | _SANDBOX_FAILED | _CONTAINER_EVENTS)
     if not is_pending_on_node(pod) or last is None:
         return None
@@ -205,7 +205,7 @@ def _find_failed_event(pod: Json, events: Sequence[PodEvent]) -> Blockage | None
 
 
 def describe_image_pull(draft: Draft, alive: Sequence[Json]) -> str:
-    """Which pod pulls an image, as the end of a sentence; empty if no pull is known."""
+    """Name the pod that pulls an image, as the end of a sentence; empty if no pull is known."""
     for pod in alive:
         last = _last_event(draft.observed.pod_events.get(pod["metadata"]["name"], ()), _CONTAINER_EVENTS)
         if is_pending_on_node(pod) and last and last.reason == "Pulling":

@@ -1,7 +1,7 @@
 """Installs the packages of `trainer.dependencies`, and runs a command that finds them. The pods run this file unchanged.
 
-It runs with the Python of any image, 3.8 or later, and uses only the standard library. Packages of the image count as installed.
-Missing ones go into a virtual environment on a volume, which takes precedence over the image's packages.
+It runs with the Python of any image, 3.8 or later, and uses only the standard library. Packages of the image are treated as installed.
+Missing packages are installed into a virtual environment on a volume, which takes precedence over the image's packages.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _UNEXPECTED = "ERROR: Exception:"
 _PREFIX = re.compile("^(?:ERROR: |\N{MULTIPLICATION SIGN} |╰─> )")
 _PASSWORD = re.compile(r"//[^/@\s]*@")
 _MAX_MESSAGE_CHARS = 400
-_UNBUILT = f"a package has no wheel for Python {_VERSION} and cannot be built in this image: require another version of it"
+_UNBUILT = f"a package has no wheel for Python {_VERSION} and cannot be built in this image: require another version of the package"
 
 _NO_SPACE = (
     r"No space left on device",
@@ -71,8 +71,8 @@ _MEANINGS_OF_BUILDS = (
         "a build could not download what it needs: allow the pods to reach the server, or require a version that has a wheel",
     ),
 )
-# For the output of pip or git, in the same form. The first pattern that matches counts.
-# NB: where an index does not answer, pip ends with "No matching distribution", so the servers come before it.
+# For the output of pip or git, in the same form. The first pattern that matches applies.
+# NB: if an index does not answer, pip ends with "No matching distribution", so the servers come before it.
 _MEANINGS = (
     (
         r"No module named pip$",
@@ -127,12 +127,15 @@ _MEANINGS = (
     (
         r"is not a supported wheel on this platform|requires a different Python",
         NEVER,
-        f"a package does not support Python {_VERSION} or the platform of the image: require another version of it, or use another image",
+        (
+            f"a package does not support Python {_VERSION} or the platform of the image: require another version of the "
+            "package, or use another image"
+        ),
     ),
     (
         r"Cannot install .* because |ResolutionImpossible",
         NEVER,
-        "the requirements conflict with each other, or with the torch version of the image: correct them",
+        "the requirements conflict with each other, or with the torch version of the image: correct the requirements",
     ),
     (
         r"HTTP error (?:404|410) |OSError: \[Errno 2\] No such file or directory|does not appear to be a Python project|"
@@ -154,7 +157,7 @@ _MEANINGS = (
 
 
 class Failure(Exception):  # noqa: N818 - an outcome of the pod
-    """Why the packages cannot be installed, in one sentence, and the exit code."""
+    """Explain in one sentence why the packages cannot be installed; return it with the exit code."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
@@ -205,7 +208,7 @@ def _torch_constraint(requirements: list[str]) -> str:
 
 
 def find_last_lines(log: str) -> list[str]:
-    """The lines of pip's log after the last package that it found, which say why it failed."""
+    """Return the lines of pip's log after the last package that it found, which have the reason of the failure."""
     lines = [line for entry in log.splitlines() if (line := _TIME.sub("", entry).rstrip())]
     found_packages = [number for number, line in enumerate(lines) if _FOUND.match(line)]
     return [
@@ -218,8 +221,8 @@ def find_last_lines(log: str) -> list[str]:
 def explain_failure(last_lines: Sequence[str], output: Sequence[str] = ()) -> Failure:
     """The failure that the last lines of pip's log describe, or else its output."""
     words = find_words_of_build(last_lines)
-    own_lines = [line for line in last_lines if line not in words]
-    for meanings, lines in ((_MEANINGS_OF_BUILDS, words), (_MEANINGS, own_lines)):
+    other_lines = [line for line in last_lines if line not in words]
+    for meanings, lines in ((_MEANINGS_OF_BUILDS, words), (_MEANINGS, other_lines)):
         for pattern, code, advice in meanings:
             for line in lines:
                 if re.search(pattern, line):
@@ -236,7 +239,7 @@ def find_words_of_build(lines: Sequence[str]) -> list[str]:
 
 
 def _last_words(output: Sequence[str]) -> str:
-    """The line in which pip says why it failed: its last error, the last line of a traceback, or else the last line."""
+    """Return the line with pip's reason for the failure: its last error, the last line of a traceback, or else the last line."""
     lines = [line.strip() for line in output if line.strip()]
     errors = [line for line in lines if line.startswith(("ERROR:", "\N{MULTIPLICATION SIGN} "))]
     if errors and errors[-1] != _UNEXPECTED:
@@ -285,7 +288,7 @@ def _run(command: list[str], **more: str) -> tuple[int, str]:
 
 
 def main() -> None:
-    """Install, or run a command, as the first argument says."""
+    """Install, or run a command; the first argument selects which."""
     mode, *arguments = sys.argv[1:]
     if mode == RUN:
         run(arguments)

@@ -1,6 +1,6 @@
 """The init containers of a custom command: one fetches the commit of `trainer.code.git`, one installs `trainer.dependencies`.
 
-The first uses the installation's trainer image, so the user's image needs no git. The second uses the user's image, for its Python
+The first uses the product's trainer image, so the user's image does not require git. The second uses the user's image, for its Python
 and its packages.
 Both share the environment, the volumes and the rights of the container `trainer`.
 """
@@ -38,7 +38,7 @@ _REASONS = {
 
 
 def mistakes(trainer: Trainer) -> Iterator[str]:
-    """What is wrong with requirements and with the address of the code, beyond what the schema can check."""
+    """Yield the mistakes in requirements and in the address of the code that the schema cannot check."""
     if trainer.code and trainer.code.git and not _is_address(trainer.code.git.url):
         yield f"spec.trainer.code.git.url {trainer.code.git.url} is not a valid address"
     for text in trainer.dependencies:
@@ -60,7 +60,7 @@ def _is_address(url: str) -> bool:
 
 
 def files(trainer: Trainer) -> dict[str, str]:
-    """The files that the pods need besides the recipe, by name."""
+    """Return the files that the pods read in addition to the recipe, by name."""
     return {contract.DEPENDENCIES_FILE: _INSTALLER} if trainer.dependencies else {}
 
 
@@ -73,7 +73,7 @@ def add_init_containers(draft: Draft, pod: Json) -> Json:
 
 
 def describe_step(alive: Sequence[Json]) -> str:
-    """What a pod does before its command starts, as the end of a sentence; empty if no init container of the operator runs."""
+    """Describe the running init container of the operator, as the end of a sentence; empty if none runs."""
     for pod in alive:
         for item in pod.get("status", {}).get("initContainerStatuses") or []:
             if item["name"] in _STEPS and "running" in item.get("state", {}):

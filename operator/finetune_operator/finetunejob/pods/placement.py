@@ -1,4 +1,4 @@
-"""Where the pods of an attempt run."""
+"""The nodes on which the pods of an attempt run."""
 
 from __future__ import annotations
 

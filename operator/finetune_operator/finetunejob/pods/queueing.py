@@ -22,21 +22,21 @@ _MAX_EXACT_POSITION = 10
 
 
 def is_from_installation(draft: Draft, queue: str) -> bool:
-    """Whether the queue is the default of the installation, which a job without a queue gets."""
+    """Whether the queue is the chart's default, which a job without a queue gets."""
     resolved = draft.status.resolved
     return resolved is not None and resolved.queue_name == queue
 
 
 def describe_queue(draft: Draft, queue: str) -> str:
-    """A queue, and where its name comes from if it is not the job's own."""
+    """Describe a queue, with the source of its name if the job does not name a queue."""
     where = " (defaults.queueName of the chart)" if is_from_installation(draft, queue) else ""
     return f"queue {queue}{where}"
 
 
 def describe_opt_out(draft: Draft, queue: str) -> str:
-    """How to run the job without a queue, as a part of a sentence."""
+    """Return the remedy to run the job without a queue, as a part of a sentence."""
     if is_from_installation(draft, queue):
-        return 'set spec.runPolicy.queueName to "", which keeps the job out of the queue of the installation'
+        return 'set spec.runPolicy.queueName to "", which keeps the job out of the default queue of the chart'
     return "remove spec.runPolicy.queueName"
 
 
@@ -83,13 +83,14 @@ def _explain_wait(draft: Draft, what: str, child: Json) -> tuple[ConditionReason
     if problem:
         job = child["metadata"]["name"]
         return ConditionReason.QUEUE_INADMISSIBLE, (
-            f"{what} waits: Job {job} is suspended and {describe_queue(draft, queue)} has not admitted a Workload for it: {problem}"
+            f"{what} waits: Job {job} is suspended and {describe_queue(draft, queue)} has not admitted a Workload "
+            f"for the Job: {problem}"
         )
     return ConditionReason.QUEUED, f"{what} waits in Kueue's queue {queue}{_describe_progress(queue_state)}"
 
 
 def _find_problem(queue_state: QueueState | None, look: str, without: str, due: datetime) -> str | None:
-    """What keeps the Job from ever being admitted, and what to do; None if it only waits for its turn.
+    """Explain why Kueue can never admit the Job, with the remedy; None if the Job only waits for its turn.
 
     Args:
         look: the command that shows the queue, as a part of a sentence.
@@ -99,10 +100,10 @@ def _find_problem(queue_state: QueueState | None, look: str, without: str, due: 
     if queue_state is None:
         return None
     if not queue_state.installed:
-        return f"Kueue is not installed in this cluster: install it, or {without}, and suspend and resume the job"
+        return f"Kueue is not installed in this cluster: install Kueue, or {without}, and suspend and resume the job"
     if not queue_state.workload:
         late = queue_state.read_at is not None and queue_state.read_at >= due
-        return f"Kueue has not created a Workload for it: {look}" if late else None
+        return f"Kueue has not created a Workload for the Job: {look}" if late else None
     return f"{queue_state.message}: {look}" if queue_state.reason in _INADMISSIBLE else None
 
 

@@ -1,6 +1,6 @@
 """Containers that a webhook adds to a pod, and that keep running after its main container ends.
 
-Such a container keeps the pod and its Job running, so the result is that of the main container. A pod template may not add one:
+Such a container keeps the pod and its Job running, so the result of the main container is used. A pod template is not allowed to add such a container:
 `mistakes` refuses it, and names the form of a sidecar that ends by itself.
 """
 
@@ -14,7 +14,7 @@ from finetune_operator.finetunejob.children import classify_children, has_ended,
 from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.finetunejob.pods import pod_state
 
-# The ranks of a gang end within seconds of each other. The first to end may not be the cause.
+# The ranks of a gang end within seconds of each other. The first rank to end is not always the cause.
 _PEERS_TIMEOUT = timedelta(seconds=30)
 
 
@@ -75,7 +75,7 @@ def release(draft: Draft, component: str, name: str, container: str) -> None:
 
 
 def explain_no_retry(job_pods: Sequence[Json], container: str) -> str:
-    """Why a Job does not retry, as the end of a sentence about its failure; empty if no other container prevents it."""
+    """Explain why a Job does not retry, as the end of a sentence about its failure; empty if no other container prevents a retry."""
     ended = {end.pod for end in find_outlived(job_pods, container)}
     states = {
         item["name"]: item.get("state", {})
@@ -87,6 +87,6 @@ def explain_no_retry(job_pods: Sequence[Json], container: str) -> str:
     if not at_work:
         return ""
     return (
-        f"; the Job does not retry, because {at_work} still runs in the pod: inject it as a sidecar (an init container "
-        "with restartPolicy: Always), or exclude the pods of the job from injection"
+        f"; the Job does not retry, because {at_work} still runs in the pod: inject this container as a sidecar (an "
+        "init container with restartPolicy: Always), or exclude the pods of the job from injection"
     )

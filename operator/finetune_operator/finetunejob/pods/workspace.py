@@ -20,7 +20,7 @@ _TOKEN_SECONDS = 3600
 
 
 def workspace_mistakes(spec: FineTuneJobSpec, settings: Settings) -> Iterator[str]:
-    """What is wrong with a job after the defaults of the installation apply; the schema checks the spec alone."""
+    """Yield the mistakes in a spec that includes the defaults of the chart; the schema checks the user's spec alone."""
     server, registry = settings.servers(spec.tracking)
     yield from _paths(spec, settings)
     if spec.register_ and (server == DATABRICKS) != (registry == UNITY_CATALOG):
@@ -80,7 +80,7 @@ def _paths(spec: FineTuneJobSpec, settings: Settings) -> Iterator[str]:
 
 
 def pod_login(spec: FineTuneJobSpec, settings: Settings, container: str) -> Json:
-    """What the template of a pod needs to log in to the workspace; empty for jobs on an MLflow server.
+    """Return the part of a pod's template with the login to the workspace; empty for jobs on an MLflow server.
 
     NB: the pod gets only the four keys of a Secret, or without a Secret a token of its own ServiceAccount, valid for an hour. The
     operator's own login never reaches a pod.
@@ -98,7 +98,7 @@ def pod_login(spec: FineTuneJobSpec, settings: Settings, container: str) -> Json
 
 
 def federated_login(settings: Settings, name: str) -> Json:
-    """What the template of a pod needs to log in to the workspace of the installation with a token of its own ServiceAccount."""
+    """Return the part of a pod's template that logs in to the chart's workspace with a token of the pod's ServiceAccount."""
     values = {
         "DATABRICKS_HOST": settings.databricks_host,
         "DATABRICKS_AUTH_TYPE": "file-oidc",

@@ -29,7 +29,7 @@ class CustomKind:
     Attributes:
         name: the kind.
         missing: the problem of a job in a cluster that does not have the kind.
-        forbidden: the problem of a job whose operator may not read the kind; `{error}` stands for the API server's response.
+        forbidden: the problem of a job if the operator is not allowed to read the kind; `{error}` stands for the API server's response.
         remedy: what to correct when the API server rejects an object.
     """
 
@@ -40,7 +40,7 @@ class CustomKind:
 
 
 class Backend(Protocol):
-    """What the operator asks of a backend.
+    """The methods that the operator requires of a backend.
 
     The observer lists the Jobs and pods of every job, the objects of `custom_kind`, and the pods that the job itself controls.
     """
@@ -48,22 +48,22 @@ class Backend(Protocol):
     modes: ClassVar[tuple[str, ...]]
     """The values of data.prepare.spark.mode that it runs."""
     custom_kind: ClassVar[CustomKind | None] = None
-    """The kind of its children besides Job, Service and ConfigMap."""
+    """The kind of its children in addition to Job, Service and ConfigMap."""
 
     # Acceptance
 
     def find_mistakes(self, spec: FineTuneJobSpec, settings: Settings) -> Iterable[str]:
-        """What is wrong with immutable fields once the defaults of the installation apply."""
+        """Return the mistakes in immutable fields, including the defaults of the chart."""
         return ()
 
     def find_pod_mistakes(self, spec: FineTuneJobSpec) -> Iterable[str]:
-        """What is wrong with spec.pods, which can be corrected."""
+        """Return the mistakes in spec.pods, which can be corrected."""
         return ()
 
     def find_obstacles(
         self, spec: FineTuneJobSpec, settings: Settings, namespace: str
     ) -> Iterable[tuple[ConditionReason, str]]:
-        """What a job must wait for before it is accepted, for example a login."""
+        """Return the obstacles that keep a job from being accepted, for example a missing login."""
         return ()
 
     def build_dry_runs(self, draft: Draft) -> Iterable[Json]:
@@ -128,5 +128,5 @@ class Backend(Protocol):
         return None
 
     def find_progress(self, observed: Observed) -> str:
-        """The step that the preparation reports by itself; empty where it reports to MLflow."""
+        """Return the step that the preparation reports by itself; empty if it reports to MLflow."""
         return ""

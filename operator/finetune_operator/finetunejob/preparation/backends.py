@@ -59,7 +59,7 @@ def clean_up(draft: Draft) -> None:
 
 
 def _list_candidates(draft: Draft) -> tuple[Backend, ...]:
-    """The backend of the job. If the spec does not tell, all backends: each looks only at what was observed."""
+    """Return the backend of the job. If the spec cannot be read, return all backends: each reads only the observed state."""
     backend = find_backend(draft.ftj.spec)
     return (backend,) if backend else BACKENDS
 
@@ -70,7 +70,7 @@ def find_custom_kind(kind: str) -> CustomKind | None:
 
 
 def list_leftover_kinds(ftj: FineTuneJob) -> tuple[str, ...]:
-    """The kinds of children that a finished job may have left, besides those of every job."""
+    """Return the kinds of children that a finished job may have left, in addition to the kinds that every job has."""
     backend = find_backend(ftj.spec)
     return (backend.custom_kind.name, "Pod") if backend and backend.custom_kind else ()
 
@@ -130,5 +130,5 @@ def find_page(status: FineTuneJobStatus) -> str | None:
 
 
 def find_progress(observed: Observed) -> str:
-    """The step that the preparation reports by itself; empty where it reports to MLflow."""
+    """Return the step that the preparation reports by itself; empty if it reports to MLflow."""
     return next((step for backend in BACKENDS if (step := backend.find_progress(observed))), "")

@@ -12,7 +12,7 @@ _CREDENTIAL = re.compile(
     r"(?:^|[.])(?:secret|password|passphrase|(?:access|account|private|secret)[.]key|(?:fixed|session|refresh|access)[.]token)(?:[.]|$)",
     re.IGNORECASE,
 )
-# Last parts of the names of settings that say where a credential is, or how it is fetched.
+# Last parts of the names of settings for the location of a credential, or for the way to fetch it.
 _PLACE = re.compile(
     r"[.](?:endpoint|file|path|provider|provider[.]type|type|class|id|enabled|enable)$", re.IGNORECASE
 )

@@ -54,7 +54,7 @@ class DatabricksBackend(Backend):
         if preparation is None:
             return
         if preparation.spark.databricks is None:
-            yield "spec.data.prepare.spark.databricks is missing: mode Databricks needs a volume for the operator's wheel"
+            yield "spec.data.prepare.spark.databricks is missing: mode Databricks requires a volume for the operator's wheel"
         if preparation.output.startswith("/"):
             yield (
                 f"spec.data.prepare.output {preparation.output} is a folder of the pods, which a Databricks run cannot write: use "
@@ -190,7 +190,7 @@ class DatabricksBackend(Backend):
 
 
 def _find_unreadable_secrets(spec: FineTuneJobSpec, settings: Settings) -> Iterator[str]:
-    """Secrets of the workspace that a run with the login of the installation would read."""
+    """Yield a mistake for each workspace secret that a run with the chart's login would read."""
     databricks, preparation = submissions.find_databricks(spec), spec.prepare
     if databricks is None or preparation is None or submissions.find_named_login(spec, settings):
         return

@@ -1,4 +1,4 @@
-"""The Databricks run of a preparation: what is submitted, as whom, and where its files are."""
+"""The Databricks run of a preparation: its request, its login and its files."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def find_databricks(spec: FineTuneJobSpec) -> Databricks | None:
 
 
 def find_login(ftj: FineTuneJob, settings: Settings) -> LocalReference | None:
-    """The Secret with the login to the workspace; None for the login of the installation."""
+    """Return the Secret with the login to the workspace; None for the chart's login."""
     return find_named_login(ftj.spec, settings) if ftj.spec else None
 
 
 def find_named_login(spec: FineTuneJobSpec, settings: Settings) -> LocalReference | None:
-    """The Secret that a spec names, made required: without an optional one, a run would use the login of the installation."""
+    """Return the Secret that a spec names, made required: without an optional Secret, a run would use the chart's login."""
     databricks, tracking = find_databricks(spec), spec.tracking
     secret = databricks.secret_ref if databricks else None
     if secret is None and settings.on_databricks(tracking):

@@ -25,7 +25,7 @@ _CONTAINER = names.PREP_CONTAINER
 
 
 def find_mistakes(spec: FineTuneJobSpec) -> Iterator[str]:
-    """What is wrong with the pods of a driver and its executors, which can be corrected."""
+    """Yield the mistakes in the pods of a driver and its executors, which can be corrected."""
     yield from mistakes.of_preparation(spec)
     yield from executors.find_unshared_folders(spec)
 
@@ -59,7 +59,7 @@ def build_driver(draft: Draft, driver_env: list[Json]) -> Json:
     """The template of the pod that drives Spark: the prep pod.
 
     Args:
-        driver_env: the variables that tell the driver about its executors.
+        driver_env: the variables with the driver's settings for its executors.
     """
     spec, settings = draft.spec, draft.settings
     run_env = rendezvous.run_env(servers=settings.servers(spec.tracking), run_id=draft.status.run_id)
@@ -73,7 +73,7 @@ def build_driver(draft: Draft, driver_env: list[Json]) -> Json:
 def build_executor(ftj: FineTuneJob, spec: FineTuneJobSpec, settings: Settings) -> Json:
     """The pod of an executor.
 
-    NB: executors talk to no MLflow server, so they get none of its credentials.
+    NB: executors send no requests to MLflow, so they do not get its credentials.
     """
     return executors.as_executor(ftj, _build_pod(ftj, spec, settings, secret=None, contract_env=[]), spec)
 
@@ -90,7 +90,7 @@ def build_executor_trial(ftj: FineTuneJob, settings: Settings) -> Json:
 
 
 def build_access_reviews(draft: Draft) -> list[Json]:
-    """A review of whether the driver may create executors; empty if Spark needs none."""
+    """Build the review of whether the driver is allowed to create executors; empty if Spark runs without executors."""
     spec = draft.spec
     return [executors.build_access_review(draft.ftj, spec)] if executors.count_executors(spec) else []
 

@@ -1,7 +1,7 @@
 """Spark executors in pods of their own (data.prepare.spark.mode Kubernetes or SparkApplication): their pods and their state.
 
 Spark's driver creates the executors itself, in the job's namespace; the driver's pod owns them. The operator gives the driver a pod
-template, and a ServiceAccount that may create pods. With mode Kubernetes, where the driver runs in the prep pod, it also creates a
+template, and a ServiceAccount that may create pods. With mode Kubernetes, in which the driver runs in the prep pod, it also creates a
 Service by which executors find the driver.
 """
 
@@ -43,7 +43,7 @@ _MAX_TEMPLATE_BYTES = 100_000
 
 
 def count_executors(spec: FineTuneJobSpec) -> int:
-    """The number of executor pods; 0 where Spark needs none."""
+    """Return the number of executor pods; 0 if Spark runs without executors."""
     return spec.prepare.spark.executor_pods if spec.prepare else 0
 
 
@@ -67,7 +67,7 @@ def build_submitted_driver_env(ftj: FineTuneJob) -> list[Json]:
 
 
 def build_driver_env(ftj: FineTuneJob, executor: Json) -> list[Json]:
-    """The variables that tell a driver in the prep pod about itself and its executors.
+    """Return the variables with the settings of a driver in the prep pod and of its executors.
 
     Args:
         executor: the pod of an executor.
@@ -239,7 +239,7 @@ class MissingExecutors(NamedTuple):
 def count_missing(
     ftj: FineTuneJob, drivers: Sequence[Json], executor_pods: Sequence[Json], now: datetime
 ) -> MissingExecutors | None:
-    """How many executors are missing after the driver has run for a while; None if none are, or if Spark chooses their number."""
+    """Count the executors that are missing after the driver has run for a while; None if all exist, or if Spark chooses their number."""
     prepare = ftj.spec.prepare if ftj.spec else None
     since = max((start for pod in drivers if (start := _running_since(pod))), default=None)
     if prepare is None or since is None or now - since < _CREATION_TIMEOUT:
@@ -278,7 +278,7 @@ def report_crash_loop(draft: Draft) -> None:
 
 
 def describe_progress(draft: Draft) -> str:
-    """What Spark runs on, as a part of a sentence."""
+    """Describe the pods that Spark runs on, as a part of a sentence."""
     desired, alive = count_executors(draft.spec), pod_state.alive(draft.observed.executors)
     return (
         f"Spark is running on {pod_state.count_ready(alive)} of {desired} executors"

@@ -1,6 +1,6 @@
 """Jobs with the same preparation prepare once: while one of them prepares, the others wait.
 
-A Lease in their namespace names the job that prepares. That job owns the Lease, so both are deleted together. The Lease counts only
+A Lease in their namespace names the job that prepares. That job owns the Lease, so both are deleted together. The Lease is valid only
 while its holder makes progress: another job takes it over from one that failed, is suspended or cannot start its pods. Two jobs that
 prepare at once waste work but do no harm: each commit to the table is atomic, and the second job uses the first commit if it has the
 same rows.

@@ -46,7 +46,7 @@ def _join_warnings(result: PrepResult) -> str:
 
 
 def _describe_dropped(dropped: list[Dropped]) -> str:
-    """How many rows were dropped, and by which steps."""
+    """Count the dropped rows by step."""
     lossy = [item for item in dropped if item.rows]
     if not lossy:
         return ""
@@ -55,6 +55,6 @@ def _describe_dropped(dropped: list[Dropped]) -> str:
 
 
 def _describe_redacted(redacted: list[Redacted]) -> str:
-    """How many values of each kind were replaced by placeholders."""
+    """Count the values of each kind that were replaced by placeholders."""
     nonzero = [item for item in redacted if item.values]
     return f"; redacted: {', '.join(f'{item.values} {item.kind}' for item in nonzero)}" if nonzero else ""

@@ -69,13 +69,13 @@ _KIND = CustomKind(
     name="SparkApplication",
     missing=Problem(
         ConditionReason.SPARK_OPERATOR_MISSING,
-        "data.prepare.spark.mode SparkApplication needs Kubeflow's spark-operator, and this cluster has no SparkApplications "
+        "data.prepare.spark.mode SparkApplication requires Kubeflow's spark-operator, and this cluster has no SparkApplications "
         "(sparkoperator.k8s.io/v1beta2): install the spark-operator, and the job continues; or create a FineTuneJob with another name and "
-        "spark.mode Kubernetes, which does not need it",
+        "spark.mode Kubernetes, which does not require the spark-operator",
     ),
     forbidden=Problem(
         ConditionReason.SPARK_OPERATOR_FORBIDDEN,
-        "the operator may not read SparkApplications ({error}): install the chart with rbac.sparkApplications, and the job continues",
+        "the operator is not allowed to read SparkApplications ({error}): install the chart with rbac.sparkApplications, and the job continues",
     ),
     remedy="install spark-operator 2.1 or later, or correct spec.pods.prepare, and the job continues",
 )
@@ -239,7 +239,7 @@ def _follow(
 
 
 def _describe_wait(draft: Draft, name: str, application: Json) -> str:
-    """What a SparkApplication without a state waits for."""
+    """Explain what a SparkApplication without a state waits for."""
     if draft.now - _creation_time(application) < _OPERATOR_TIMEOUT:
         return f"SparkApplication {name} waits for the spark-operator"
     return (
@@ -291,7 +291,7 @@ def _fail(
             f"preparation failed in {place} of {where}: {failure.message}",
         )
         return
-    # An eviction does not count as a failure.
+    # An eviction is not a failure.
     evicted = any(ended.evicted for ended in pod_state.exits(driver, _CONTAINER))
     failures = status.failures + (0 if evicted else 1)
     if failures >= _MAX_FAILURES:
@@ -310,7 +310,7 @@ def _fail(
 
 
 def _failure(driver: list[Json], status: SparkApplicationStatus, application: Json) -> LastFailure:
-    """How the driver failed; without a pod, why the SparkApplication did."""
+    """Return the failure of the driver; without a pod, the failure of the SparkApplication."""
     failure = pod_state.last_failure(driver, _CONTAINER, 0)
     if failure is None:
         why = _error(application) or "it gave no reason"
@@ -325,7 +325,7 @@ def _creation_time(application: Json) -> datetime:
 
 
 def _error(application: Json) -> str:
-    """What the spark-operator says went wrong; empty if nothing did."""
+    """Return the error that the spark-operator reports; empty if there is none."""
     return shorten(str(_application_state(application).get("errorMessage") or ""), 500)
 
 
@@ -350,7 +350,7 @@ def _may_come_late(draft: Draft) -> bool:
 
 
 def _stop(draft: Draft, applications: CustomChildren, *, but: str = "") -> str | None:
-    """Delete SparkApplications and drivers that have not ended, except those of `but`; return the first one, or None.
+    """Delete SparkApplications and drivers that have not ended, except those of `but`; return the first deleted object, or None.
 
     NB: the spark-operator deletes the driver of a SparkApplication only if it sees the deletion in time.
     """

@@ -20,7 +20,7 @@ from finetune_operator.finetunejob.preparation import executors
 from finetune_operator.template_merge import containers
 
 _API = "sparkoperator.k8s.io/v1beta2"
-# The same as in mode Kubernetes: Python's processes need memory besides the heap.
+# The same as in mode Kubernetes: Python's processes use memory outside the heap.
 _OVERHEAD = "0.4"
 # Resources that spark-submit sets.
 _BY_SPARK = ("cpu", "memory")

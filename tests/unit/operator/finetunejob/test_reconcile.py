@@ -230,14 +230,14 @@ async def test_after_a_restart_no_second_gang_starts_beside_pods_whose_job_a_per
 TAKEN: dict[str, tuple[Json, str]] = {
     "a Service of somebody else's": (
         {"kind": "Service", "metadata": {"name": "tune"}},
-        "Service tune exists and has another owner: delete it, or create a FineTuneJob with another name",
+        "Service tune exists and has another owner: delete this object, or create a FineTuneJob with another name",
     ),
     "a Job of somebody else's": (
         {
             "kind": "Job",
             "metadata": {"name": "tune-train-1", "ownerReferences": [controller("v1", "X", "x")]},
         },
-        "Job tune-train-1 exists and has another owner: delete it, or create a FineTuneJob with another name",
+        "Job tune-train-1 exists and has another owner: delete this object, or create a FineTuneJob with another name",
     ),
     "a Job of an earlier FineTuneJob": (
         {

@@ -142,8 +142,8 @@ OWN_RANK: Json = {
     }
 }
 TOO_HIGH = (
-    "spec.training.minLearningRate 2e-05 must be below the learning rate, which defaults to 2e-05 for method Full: lower it, or set "
-    "spec.training.learningRate"
+    "spec.training.minLearningRate 2e-05 must be below the learning rate, which defaults to 2e-05 for method Full: "
+    "lower spec.training.minLearningRate, or set spec.training.learningRate"
 )
 TOO_LONG = (
     "spec.training.decaySteps 98 and a warm-up of 3 steps are longer than maxSteps 100: reduce one of them"
@@ -308,8 +308,8 @@ def test_what_kept_a_job_waiting_comes() -> None:
 
 
 UNREADABLE = (
-    "this version of the operator cannot read the spec (spec.method.type: Input should be 'Full' or 'LoRA') and leaves "
-    "the job and its children as they are: install a version that can read it"
+    "this version of the operator cannot read the spec (spec.method.type: Input should be 'Full' or 'LoRA') and "
+    "does not change the job and its children: install a version that can read the spec"
 )
 
 

@@ -246,7 +246,7 @@ def test_a_refusal_names_every_place_that_the_pods_come_from(answer: DryRunAnswe
     reported = said(conclude(NEW, settings=settings, answer=answer), ConditionType.PODS_ADMITTED)
     assert reported
     assert reported[2].startswith(
-        f"{answer.message}: correct spec.pods.train or the installation's defaults.pods, "
+        f"{answer.message}: correct spec.pods.train or defaults.pods of the chart, "
     )
 
 
@@ -300,8 +300,8 @@ def test_a_queue_of_the_installation_that_is_not_there() -> None:
         "False",
         ConditionReason.QUEUE_INADMISSIBLE,
         "queue reserch does not exist: it is defaults.queueName of the chart: create LocalQueue reserch, name another one in "
-        'spec.runPolicy.queueName, or set spec.runPolicy.queueName to "", which keeps the job out of the queue of the '
-        "installation, and the job continues",
+        'spec.runPolicy.queueName, or set spec.runPolicy.queueName to "", which keeps the job out of the default queue '
+        "of the chart, and the job continues",
     )
 
 

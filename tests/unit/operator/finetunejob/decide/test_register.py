@@ -163,7 +163,7 @@ def test_before_anything_was_read() -> None:
     assert said(register(None, 0), ConditionType.REGISTERED) == (
         "False",
         ConditionReason.REGISTERING,
-        "registration waits for MLflow: the operator has not read it yet",
+        "registration waits for the first response of MLflow",
     )
 
 

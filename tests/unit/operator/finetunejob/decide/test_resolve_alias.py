@@ -31,7 +31,7 @@ from fixtures.operator_in_memory.decisions import (
 Json = dict[str, Any]
 BASE: Json = {"base": "models:/support@champion"}
 TEACHER: Json = {"type": "Distillation", "distillation": {"teacher": "models:/ml.prod.large@champion"}}
-NO_ALIAS = "the registered model support has no alias champion: this job starts when a version has it"
+NO_ALIAS = "the registered model support has no alias champion: this job starts when a version has this alias"
 AWAY = Problem(ConditionReason.MLFLOW_UNREACHABLE, "MLflow server http://mlflow:5000 cannot be reached")
 
 
@@ -105,7 +105,7 @@ def test_one_that_is_missing_keeps_both_waiting() -> None:
     assert said(decision, ConditionType.READY) == (
         "False",
         ConditionReason.WAITING_FOR_ALIAS,
-        "the registered model ml.prod.large has no alias champion: this job starts when a version has it",
+        "the registered model ml.prod.large has no alias champion: this job starts when a version has this alias",
     )
 
 

@@ -65,8 +65,8 @@ LOST = (
 
 UNNAMED = "spec.pods.train.template has the container 'trainer': name it 'main', which stands for the pod's own container"
 BESIDE = (
-    "spec.pods.train.template has a second container 'side', which keeps the pod running after 'main' has ended: move it to "
-    "initContainers with restartPolicy: Always"
+    "spec.pods.train.template has a second container 'side', which keeps the pod running after 'main' has ended: "
+    "move this container to initContainers with restartPolicy: Always"
 )
 SIDECAR: Json = {"name": "side", "image": "side:1", "restartPolicy": "Always"}
 SHARED_DEVICE = (

@@ -59,8 +59,8 @@ REFUSALS: dict[str, tuple[str, KubeError, DryRunAnswer]] = {
         DryRunAnswer(
             False,
             ConditionReason.QUOTA_EXCEEDED,
-            f"the API server would reject Pod tune-train-1-0 now: {QUOTA}; the preparation continues, and the pods are created "
-            "after it",
+            f"the API server would reject Pod tune-train-1-0 now: {QUOTA}; the preparation continues, and the pods "
+            "are created after the preparation",
         ),
     ),
     "a policy": (
@@ -230,9 +230,9 @@ REVIEW: Json = {
 FORBIDDEN = DryRunAnswer(
     False,
     ConditionReason.EXECUTORS_FORBIDDEN,
-    "ServiceAccount finetune-spark may not create pods in namespace team, which Spark's driver must do: add the namespace to "
-    "spark.namespaces of the chart, bind a Role to the account, or set spec.pods.prepare.serviceAccountName to another account, and the "
-    "job continues",
+    "ServiceAccount finetune-spark is not allowed to create pods in namespace team, which Spark's driver must do: "
+    "add the namespace to spark.namespaces of the chart, bind a Role to the account, or set "
+    "spec.pods.prepare.serviceAccountName to another account, and the job continues",
 )
 
 

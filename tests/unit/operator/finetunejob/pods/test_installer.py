@@ -142,7 +142,8 @@ def test_a_package_gets_no_other_torch_unless_it_is_named(tmp_path: Path, packag
     ended = install(tmp_path, packages, "aged")
     assert (ended.code, ended.reason) == (64, "DependenciesFailed")
     assert ended.message.startswith(
-        f"{START}the requirements conflict with each other, or with the torch version of the image: correct them ("
+        f"{START}the requirements conflict with each other, or with the torch version of the image: correct the "
+        "requirements ("
     )
     assert [installer._torch_constraint([name]).partition("==")[0] for name in ("aged", "Torch [opt]<1", "torch-aged")] == [
         "torch", "", "torch",
@@ -217,14 +218,14 @@ WRONG: dict[str, tuple[str, int, str]] = {
     "another platform": (
         "tiny @ {files}/tiny-1.0-cp27-cp27m-win32.whl",
         64,
-        f"a package does not support {VERSION} or the platform of the image: require another version of it, or use another image "
-        "(tiny-1.0-cp27",
+        f"a package does not support {VERSION} or the platform of the image: require another version of the "
+        "package, or use another image (tiny-1.0-cp27",
     ),
     "another Python": (
         "newer @ {files}/newer-1.0-py3-none-any.whl",
         64,
-        f"a package does not support {VERSION} or the platform of the image: require another version of it, or use another image (Package "
-        "'newer' ",
+        f"a package does not support {VERSION} or the platform of the image: require another version of the "
+        "package, or use another image (Package 'newer' ",
     ),
     "no file": (
         "tiny @ file:///nowhere/tiny-1.0-py3-none-any.whl",
@@ -337,7 +338,7 @@ def test_an_index_without_what_a_build_needs(
 
 
 BACKEND = '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
-UNBUILT = f"a package has no wheel for {VERSION} and cannot be built in this image: require another version of it ({{}})"
+UNBUILT = f"a package has no wheel for {VERSION} and cannot be built in this image: require another version of the package ({{}})"
 PYTHON = "Cannot install on Python version 3.12.1; only versions >=3.7,<3.10 are supported."
 NO_SPACE = "cc1: fatal error: /tmp/a.s: No space left on device"
 KILLED = "gcc: fatal error: Killed signal terminated program cc1plus"

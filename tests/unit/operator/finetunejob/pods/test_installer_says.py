@@ -28,15 +28,14 @@ NO_VERSION = (
     f"the package index has no matching version for {VERSION}: correct the requirement, or set PIP_INDEX_URL or PIP_EXTRA_INDEX_URL to "
     "another index"
 )
-OTHER_PYTHON = f"a package does not support {VERSION} or the platform of the image: require another version of it, or use another image"
-CONTRADICTION = (
-    "the requirements conflict with each other, or with the torch version of the image: correct them"
+OTHER_PYTHON = (
+    f"a package does not support {VERSION} or the platform of the image: require another version of the package, or "
+    "use another image"
 )
+CONTRADICTION = "the requirements conflict with each other, or with the torch version of the image: correct the requirements"
 NOT_THERE = "the address of a requirement has no Python package, or not the requested branch, tag or commit: correct the requirement"
 NO_REPOSITORY = "the repository of a requirement cannot be fetched: correct the requirement"
-UNBUILT = (
-    f"a package has no wheel for {VERSION} and cannot be built in this image: require another version of it"
-)
+UNBUILT = f"a package has no wheel for {VERSION} and cannot be built in this image: require another version of the package"
 FAILED = "pip failed"
 
 NOT_FOUND = (

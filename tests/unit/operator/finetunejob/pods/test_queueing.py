@@ -28,7 +28,7 @@ from fixtures.operator_in_memory.decisions import (
 Json = dict[str, Any]
 JOB = "tune-train-1"
 NOT_ADMITTED = (
-    "attempt 1 waits: Job tune-train-1 is suspended and queue gpus has not admitted a Workload for it: "
+    "attempt 1 waits: Job tune-train-1 is suspended and queue gpus has not admitted a Workload for the Job: "
 )
 LOOK = "check kubectl get localqueue -n team"
 
@@ -53,8 +53,8 @@ WAITING: dict[str, tuple[QueueState | None, float, str, str]] = {
         QueueState(installed=False),
         0,
         ConditionReason.QUEUE_INADMISSIBLE,
-        f"{NOT_ADMITTED}Kueue is not installed in this cluster: install it, or remove spec.runPolicy.queueName, and "
-        "suspend and resume the job",
+        f"{NOT_ADMITTED}Kueue is not installed in this cluster: install Kueue, or remove spec.runPolicy.queueName, "
+        "and suspend and resume the job",
     ),
     "Kueue has had no time yet": (
         QueueState(workload=False, read_at=later(29)),
@@ -72,7 +72,7 @@ WAITING: dict[str, tuple[QueueState | None, float, str, str]] = {
         QueueState(workload=False, read_at=later(30)),
         34,
         ConditionReason.QUEUE_INADMISSIBLE,
-        f"{NOT_ADMITTED}Kueue has not created a Workload for it: {LOOK}",
+        f"{NOT_ADMITTED}Kueue has not created a Workload for the Job: {LOOK}",
     ),
     "a queue that does not exist": (
         QueueState(reason="Inadmissible", message="LocalQueue gpus doesn't exist"),
@@ -136,8 +136,8 @@ def test_a_queue_of_the_installation_is_not_removed_from_the_job() -> None:
         "False",
         ConditionReason.QUEUE_INADMISSIBLE,
         "attempt 1 waits: Job tune-train-1 is suspended and queue gpus (defaults.queueName of the "
-        'chart) has not admitted a Workload for it: Kueue is not installed in this cluster: install it, or set spec.runPolicy.queueName to "", which keeps the job '
-        "out of the queue of the installation, and suspend and resume the job",
+        'chart) has not admitted a Workload for the Job: Kueue is not installed in this cluster: install Kueue, or set spec.runPolicy.queueName to "", which keeps the job '
+        "out of the default queue of the chart, and suspend and resume the job",
     )
 
 

@@ -216,8 +216,8 @@ def test_a_preparation_that_fails_says_why_it_is_not_tried_again(
     assert failure_of(decision) == (
         "True",
         reason,
-        "preparation failed in pod tune-prep-0-abcde: it blew up; the Job does not retry, because istio-proxy still runs in the pod: "
-        "inject it as a sidecar (an init container with restartPolicy: Always), or exclude the pods of the job from "
-        "injection",
+        "preparation failed in pod tune-prep-0-abcde: it blew up; the Job does not retry, because istio-proxy "
+        "still runs in the pod: inject this container as a sidecar (an init container with restartPolicy: Always), "
+        "or exclude the pods of the job from injection",
     )
     assert deleted(decision) == [PREP]

@@ -501,7 +501,7 @@ WRONG: dict[str, tuple[Json, Settings, list[str]]] = {
     "a job of an earlier version": (
         {"data": {**DATA, "prepare": {**DATA["prepare"], "spark": {"mode": "Databricks"}}}},
         SETTINGS,
-        ["spec.data.prepare.spark.databricks is missing: mode Databricks needs a volume for the operator's wheel"],
+        ["spec.data.prepare.spark.databricks is missing: mode Databricks requires a volume for the operator's wheel"],
     ),
     "a model of another registry": (
         {"data": DATA, "model": {"base": "models:/m@champion"}},
@@ -604,7 +604,7 @@ CLUSTER: Json = {
 }
 CONF = {"spark.hadoop.fs.s3a.secret.key": "{{ secrets/lake/key }}"}
 WOULD_READ = (
-    "to a secret of the workspace, which would be read as the installation's service principal: set "
+    "to a secret of the workspace, which would be read as the service principal that the chart configures: set "
     "spec.data.prepare.spark.databricks.secretRef to a Secret with your own credentials"
 )
 BOTH = [
