@@ -127,8 +127,8 @@ def test_an_unmerged_adapter_on_an_object_store_is_the_base_of_the_next_job(
     refused = second.run_here(capsys)
     assert (refused.code, error_of(refused).message) == (
         64,
-        "model.base models:/first@candidate is an adapter of s3://bucket/base, which no longer exists: "
-        "restore it, or start from another model",
+        "model.base models:/first@candidate is an adapter of s3://bucket/base, which no longer exists: restore the "
+        "base, or start from another model",
     )
 
 

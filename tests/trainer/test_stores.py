@@ -170,15 +170,15 @@ def test_what_a_store_refuses_is_one_sentence(
         ("ModelNotFound", f"model.base {missing} does not exist: correct the bucket or the folder"),
         (
             "OutputNotFound",
-            f"output.uri {missing} does not exist: create the bucket, or correct it",
+            f"output.uri {missing} does not exist: create the bucket, or correct output.uri",
         ),
         (
             "ModelForbidden",
-            f"model.base {place} cannot be read with the pod's credentials: grant them access",
+            f"model.base {place} cannot be read with the pod's credentials: grant these credentials access",
         ),
         (
             "OutputForbidden",
-            f"output.uri {place} cannot be written with the pod's credentials: grant them access",
+            f"output.uri {place} cannot be written with the pod's credentials: grant these credentials access",
         ),
     ]
     assert sentences == expected[: len(sentences)]

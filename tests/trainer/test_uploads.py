@@ -81,7 +81,7 @@ def test_a_way_that_the_server_does_not_know_is_refused(
     with serving(Mlflow(tmp_path / "mlflow"), monkeypatch) as run:
         upload.check("Proxy", run)
         wrong = (
-            "register.upload Direct needs an MLflow server that creates signed URLs for its artifact store"
+            "register.upload Direct requires an MLflow server that creates signed URLs for its artifact store"
         )
         assert refusal("Direct", run).startswith(wrong)
         # One that was away then says so before the upload: MLflow's client would send the files to the server.
@@ -96,8 +96,7 @@ def test_a_way_that_the_server_does_not_know_is_refused(
     monkeypatch.setenv("MLFLOW_TRACKING_URI", run_id.uri)
     upload.check("Direct", run_id.run_id)
     assert refusal("Proxy", run_id.run_id) == (
-        f"register.upload Proxy needs an MLflow server that serves artifacts, but pods write to {(tmp_path / 'artifacts').as_uri()}/"
-        f"{run_id.run_id}/artifacts directly: remove the field"
+        f"register.upload Proxy requires an MLflow server that serves artifacts, but pods write to {(tmp_path / 'artifacts').as_uri()}/{run_id.run_id}/artifacts directly: remove the field"
     )
 
 

@@ -1,1 +1,1 @@
-"""What runs in a FineTuneJob's pods: `prep` on Spark, `train` on torch, and how both end (`outcome`)."""
+"""The programs of a FineTuneJob's pods: `prep` on Spark, `train` on torch, and how both end (`outcome`)."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Decoding:
-    """How answers are generated: greedily, until they end.
+    """The generation of answers: greedy, until each answer ends.
 
     ending: what ends them.
     max_new_tokens: maximum length of an answer in tokens; less if the model's context has no room for it.
@@ -71,7 +71,7 @@ class Decoding:
     def _generate_tokens(
         self, network: Network, prompts: list[list[int]], room: int, device: torch.device
     ) -> list[list[int]]:
-        """Return the tokens after each prompt; those after the end of an answer are arbitrary."""
+        """Return the tokens after each prompt; tokens after the end of an answer are arbitrary."""
         padding, width = pad_id(self.ending.tokenizer), max(map(len, prompts))
         ids = [[padding] * (width - len(prompt)) + prompt for prompt in prompts]
         mask = [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]

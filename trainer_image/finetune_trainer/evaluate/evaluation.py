@@ -112,7 +112,7 @@ class _Evaluator:
 
     @property
     def model_questions(self) -> list[Question]:
-        """The questions for each model: only those of the table if no metric compares answers."""
+        """Return the questions for each model: only the questions of the table if no metric compares answers."""
         compared = any(metric in GENERATED for metric in self.spec.selected_metrics)
         return self.rows.questions if compared else self.table_questions
 
@@ -123,7 +123,8 @@ class _Evaluator:
         except torch.OutOfMemoryError as error:
             raise RecipeRefusedError(
                 f"{name} {spec.base} does not fit into the memory of the GPU with evaluation.batchSize "
-                f"{self.spec.batch_size}: lower it, or request a larger GPU in spec.pods.evaluate.template",
+                f"{self.spec.batch_size}: lower evaluation.batchSize, or request a larger GPU in "
+                "spec.pods.evaluate.template",
                 reason="OutOfMemory",
             ) from error
         summary = ", ".join(f"{metric} {value:.4g}" for metric, value in measurement.numbers.items())
@@ -159,5 +160,5 @@ def _check_finite(mean_loss: float, name: str, spec: Model) -> None:
     if not math.isfinite(mean_loss):
         raise TrainingError(
             "LossNotFinite",
-            f"the loss of {name} {spec.base} is {mean_loss}: its weights are broken, train it again",
+            f"the loss of {name} {spec.base} is {mean_loss}, so the weights are broken: train the model again",
         )

@@ -40,8 +40,8 @@ def compute_answer_metrics(
 
     Args:
         requested_metrics: the metrics to compute.
-        answers: those of a model, at least one.
-        references: those of the rows.
+        answers: the answers of a model, at least one.
+        references: the expected answers of the rows.
     """
     measures = {
         "ExactMatch": compute_exact_match,
@@ -82,7 +82,7 @@ def compute_accuracy(answers: Sequence[str], references: Sequence[str]) -> tuple
 
 
 def compute_macro_f1(answers: Sequence[str], references: Sequence[str]) -> tuple[float]:
-    """Return the mean of the F1 scores of the classes, where each different reference is a class.
+    """Return the mean of the F1 scores of the classes, each distinct reference is a class.
 
     An answer that is not the reference of any row has no class: it lowers the recall of the class that it should have had.
     """

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from finetune_trainer.models.download import Source
 
 VERSION, BASE = "the version", "model.base"
-"""How sentences name the two models."""
+"""The names of the two models in messages."""
 _REMEDY = "evaluate it with a command of your own, evaluation.command"
 _OVERFLOW = (
     "request in spec.pods.evaluate.template a GPU of compute capability 8.0 or higher, which computes in BF16, or train with "

@@ -34,7 +34,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Ending:
-    """How answers end, and how they are read.
+    """The end of answers, and the way to read them.
 
     stops: token ids that end an answer: those in the files of the model, at which servers stop too, and the end of text.
     """

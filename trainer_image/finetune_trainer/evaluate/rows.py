@@ -1,4 +1,4 @@
-"""The rows of an evaluation: the same ones for every model, in an order of their own."""
+"""The rows of an evaluation: the same rows for every model, in a fixed order."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Rows:
     """The rows of an evaluation, in the order of their hashes; all of them are in memory.
 
     digest: 12 hexadecimal digits of a SHA-256 of their fingerprints, and of how answers are generated.
-    summary: how many rows were read, kept and dropped, and how many of the kept ones have no question, as text.
+    summary: how many rows were read, kept and dropped, and how many of the kept rows have no question, as text.
     """
 
     rows: list[Row]
@@ -85,16 +85,16 @@ class Rows:
 
 
 def load(recipe: Recipe, spec: Evaluation, tokenizer: PreTrainedTokenizerBase) -> Rows:
-    """Read and tokenize the rows of an evaluation; those that training.truncation drops are not part of them.
+    """Read and tokenize the rows of an evaluation, without the rows that training.truncation drops.
 
     Args:
         recipe: one with data.splits and data.columns.
-        spec: which split, and how many rows at most: those with the least hashes.
-        tokenizer: that of the registered version.
+        spec: the split, and the maximum number of rows: the rows with the least hashes are used.
+        tokenizer: the tokenizer of the registered version.
 
     Raises:
         DataError: data is missing or corrupt, the split has no rows, or a metric compares answers and no row has an answer in text.
-        RecipeRefusedError: a metric compares answers and the rows have none, or the answers may be bad ones.
+        RecipeRefusedError: a metric compares answers, but the rows have no answers or may have bad answers.
     """
     encoder = Encoder.of(recipe, tokenizer)
     _check_answers(encoder, spec)

@@ -21,7 +21,7 @@ _WORK, _INDEX = ".fetched", ".index.json"
 def write(recipe: Recipe, uri: str, folder: Path) -> None:
     """Write a model and its tokenizer as `save_pretrained` does, an adapter merged into its base.
 
-    Downloaded files are moved, not copied, since a volume may not have room for two copies.
+    Downloaded files are moved, not copied, since a volume does not always have room for two copies.
 
     Args:
         recipe: the recipe of the training.

@@ -1,4 +1,4 @@
-"""The table of generated answers, those of both models side by side, as MLflow's tables are."""
+"""The table of generated answers in the format of MLflow's tables: the answers of both models side by side."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def log_table(
         folder: where the file stays until the tracker is closed.
         questions: the rows.
         references: their answers.
-        answers: those of each model, by the name of its column.
+        answers: the answers of each model, by the name of its column.
     """
     columns = {"prompt": [question.prompt for question in questions], "reference": references, **answers}
     # NB: MLflow's own function appends to the table that an earlier attempt has logged.

@@ -1,1 +1,1 @@
-"""What one example is: columns, messages, templates, tokens, and the part of it that is learned."""
+"""An example of the corpus: its columns, messages, template and tokens, and the tokens to train on."""

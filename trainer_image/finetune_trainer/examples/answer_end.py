@@ -1,4 +1,4 @@
-"""How an answer of a chat model ends: the text that the chat template writes after an answer, and its token."""
+"""The end of a chat model's answer: the text that the chat template writes after an answer, and its token."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def find_end_token(tokenizer: PreTrainedTokenizerBase) -> int | None:
 def has_end(tokenizer: PreTrainedTokenizerBase, text: str) -> bool:
     """Return whether a text after an answer has a special token, or the text with which the chat template ends an answer.
 
-    The end counts without an end-of-text token, which a template may write only after the last answer.
+    The end excludes an end-of-text token, which a template may write only after the last answer.
     """
     (tokens,) = encode(tokenizer, [text], special=False)
     end = find_end_text(tokenizer)
@@ -58,8 +58,8 @@ def explain_missing_stop(tokenizer: PreTrainedTokenizerBase) -> str | None:
     if not text:
         return None
     return (
-        f"the chat template ends an answer with {text!r}, which is several tokens of this tokenizer, so servers do not stop "
-        "there: add it to model.newTokens, or set another model.chatTemplate"
+        f"the chat template ends an answer with {text!r}, which is several tokens of this tokenizer, so servers do "
+        "not stop there: add this text to model.newTokens, or set another model.chatTemplate"
     )
 
 

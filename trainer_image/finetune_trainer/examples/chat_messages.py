@@ -24,7 +24,7 @@ REASONING = ("reasoning_content", "reasoning", "thinking")
 TEXT_PART = "text"
 """The type of the only parts of a content that are learned; other formats have images and audio too."""
 BETWEEN_PARTS = "\n"
-"""What joins the texts of a content's parts. Source: vLLM, chat_utils.py, `_parse_chat_message_content_parts`."""
+"""The separator of the texts of a content's parts. Source: vLLM, chat_utils.py, `_parse_chat_message_content_parts`."""
 OTHER_PART = "\0finetune part "
 """The beginning of a content in which a preparation found a part that is not text; the part's type, a NUL and the texts follow."""
 CARRIED = ("tool_calls", "tool_call_id", "name", *REASONING, WEIGHT)
@@ -91,7 +91,7 @@ def _has_name(call: Any) -> bool:
 
 
 def wrap_call(text: str) -> str:
-    """Return the JSON text of the only call of a message as that of a list of calls."""
+    """Return the JSON text of a list with the only call of a message."""
     return f'[{{"type": "function", "function": {text}}}]'
 
 
@@ -128,7 +128,7 @@ def tools(value: Any) -> list[dict[str, Any]] | None:
     The well-known keys of a definition have the order that clients send: type, function, name, description, parameters.
 
     Raises:
-        ValueError: they are not a list of definitions.
+        ValueError: the tools are not a list of definitions.
     """
     definitions = _parsed(value, "tools") if isinstance(value, str) else _without_nulls(value)
     if not definitions:
@@ -141,7 +141,7 @@ def tools(value: Any) -> list[dict[str, Any]] | None:
 def weighed(value: Sequence[Message], field: str) -> tuple[list[Message], list[bool]]:
     """Return messages without the field of their weights, and whether each has weight 1, which is the default.
 
-    The weight of a message that is not the assistant's is ignored: it counts as 1.
+    The weight of a message that is not the assistant's is ignored, and treated as 1.
 
     Raises:
         ValueError: the weight of an answer is neither 1 nor 0.
@@ -234,7 +234,7 @@ def _weight(value: Any, field: str, number: int) -> bool:
     if isinstance(weight, int | float) and weight in (0, 1):
         return bool(weight)
     raise ValueError(
-        f"{field} of message {number} is {value!r:.40}: it says whether the message is learned, with 1 or 0"
+        f"{field} of message {number} is {value!r:.40}, but must be 1 (the message is learned) or 0 (it is not)"
     )
 
 

@@ -127,7 +127,7 @@ def check_marks(tokenizer: PreTrainedTokenizerBase) -> None:
     """Check that the {% generation %} blocks of a chat template, if it has any, contain text of an answer.
 
     Raises:
-        RecipeRefusedError: they contain no text of an answer.
+        RecipeRefusedError: the blocks contain no text of an answer.
     """
     question: Message = {"role": "user", "content": "?"}
     answers: list[Message] = [

@@ -24,7 +24,7 @@ _PAIRS = (
     ("instruction", "response"),
     ("question", "answer"),
 )
-# Names of conversations in common data sets: those of OpenAI and of ShareGPT.
+# Column names of conversations in common data sets, from OpenAI and ShareGPT.
 _CONVERSATIONS = ("messages", "conversations")
 # Columns of texts next to such a pair; in some rows, their text belongs to the prompt.
 _EXTRA_PROMPT_COLUMNS = ("input", "context")
@@ -57,7 +57,7 @@ def find_columns(
         templates: columns that the recipe's templates name; if there are any, other columns are ignored. Not used for preferences and KTO.
 
     Raises:
-        DataError: no columns have well-known names, or those of several kinds of examples do.
+        DataError: no columns have well-known names, or the columns of several kinds of examples do.
     """
     if objective in COLUMNS_OF_OBJECTIVE:
         return _find_preference_columns(schema, where, objective)
@@ -107,7 +107,7 @@ def find_table_columns(data: Data) -> Columns:
 
 def missing_weights_error(column: str, field: str) -> DataError:
     """Return the error of conversations without the field that data.columns.messageWeight names."""
-    # NB: answers without the field are learned, so its name may not be wrong.
+    # NB: answers without the field are learned, so a wrong name would go unnoticed.
     return DataError(
         "MissingField",
         f"no message of column {column} has the field {field}: correct data.columns.messageWeight, or remove it",

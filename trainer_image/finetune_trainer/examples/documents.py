@@ -93,7 +93,7 @@ class Documents:
 
     @property
     def unknown_answers(self) -> str:
-        """Why a document has no loss mask, and what to do, in a sentence."""
+        """A message with the reason why a document has no loss mask, and the remedy."""
         if getattr(self.tokenizer, "backend_tokenizer", None) is None:
             return (
                 "the tokenizer of model.base is Python code that does not report token offsets, so answers in "
@@ -151,7 +151,7 @@ class Documents:
             yield (self._encode_conversation(messages, learned, self.answers_only, used),)
 
     def select_learned(self, value: Any, column: str) -> tuple[list[chat_messages.Message], list[int]]:
-        """Return the messages in a value of a column of conversations, and those turns of the assistant that are learned.
+        """Return the messages in a value of a column of conversations, and the turns of the assistant that are learned.
 
         Raises:
             RowError: the value is not a conversation, or an answer has weight 0 although the loss is on all tokens.
@@ -192,7 +192,7 @@ class Documents:
 
     @property
     def _judged_columns(self) -> tuple[str, ...]:
-        """The columns of answers that were judged: chosen and rejected ones, or one with a label."""
+        """The columns of judged answers: chosen and rejected answers, or one answer with a label."""
         columns = self.columns
         return tuple(name for name in (columns.chosen, columns.rejected, columns.completion) if name)
 

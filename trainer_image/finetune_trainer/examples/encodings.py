@@ -10,7 +10,7 @@ from finetune_trainer.examples.plain_text import WrittenFloat
 
 NOT_UTF8 = "it is not UTF-8"
 HALF_CHARACTER = "it contains an unpaired surrogate"
-"""Why a line cannot be read."""
+"""The reason why a line cannot be read."""
 
 # An escape of a surrogate, and the bytes of one.
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")
@@ -20,7 +20,7 @@ def parse_json(line: bytes) -> Any:
     """Return the value of a line of JSON, whose numbers keep how they are written.
 
     Raises:
-        ValueError: it is not JSON, not UTF-8, or has an unpaired surrogate, which Python accepts but tokenizers do not.
+        ValueError: the line is not JSON, not UTF-8, or has an unpaired surrogate, which Python accepts but tokenizers do not.
     """
     try:
         value = json.loads(line, parse_float=WrittenFloat)

@@ -1,4 +1,4 @@
-"""Formats of files and columns that preparation, training and evaluation read, and the sentences about those that they do not."""
+"""Formats of files and columns that preparation, training and evaluation read, and the messages about unsupported formats."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
 BEGINNING_OF_POINTER = "version https://git-lfs.github.com/spec/"
-"""How a pointer of Git LFS begins. Source: git-lfs, docs/spec.md."""
+"""The beginning of a Git LFS pointer. Source: git-lfs, docs/spec.md."""
 POINTER = "the file is a Git LFS pointer"
 ARRAY = "it starts a JSON array, but JSON lines are objects"
-"""Why a line cannot be read."""
+"""The reason why a line cannot be read."""
 
 _REMEDIES = {
     POINTER: "run git lfs pull, and copy the file again",
@@ -44,7 +44,7 @@ _TYPE_REMEDIES = {
     TIMES_OF_DAY: "write them as text",
 }
 EXPECTED_LABELS = "labels are booleans, 1 and 0, or the texts true and false"
-"""What a column of labels may hold, as the end of a sentence."""
+"""The values that are allowed in a column of labels, as the end of a sentence."""
 _EXAMPLES = "examples are text, numbers, booleans, dates or times, or lists of {role, content}"
 
 
@@ -77,16 +77,16 @@ def explain_compression(file: str, kind: str) -> str | None:
     if last in _ARCHIVES or (last in COMPRESSIONS and outer in _ARCHIVES):
         return f"{why.format(outer if outer in _ARCHIVES else last)}: unpack the archive"
     if kind == "Parquet" and last in (*COMPRESSIONS, *_OTHER_COMPRESSIONS):
-        return f"{why.format(last)}: decompress it, since Parquet compresses its columns itself"
+        return f"{why.format(last)}: decompress the file, since Parquet compresses its columns itself"
     if last in _OTHER_COMPRESSIONS:
         endings = ", ".join(COMPRESSIONS)
-        return f"{why.format(last)}: decompress it, or compress it with one of {endings}"
+        return f"{why.format(last)}: decompress the file, or compress it with one of {endings}"
     return None
 
 
 def explain_codec(file: str, codec: str) -> str:
     """Return the sentence for a Parquet file whose columns have a compression of `CODECS_NOT_READ`."""
-    return f"{file} is compressed with {codec}: write it with Snappy, gzip, Zstandard or LZ4"
+    return f"{file} is compressed with {codec}: write the file with Snappy, gzip, Zstandard or LZ4"
 
 
 def explain_type(column: str, where: str, kind: str) -> str:
@@ -109,12 +109,12 @@ def explain_lists(column: str) -> str:
 
 
 def find_twins(column: str, columns: Iterable[str]) -> list[str]:
-    """Return the columns whose names differ from that of a column only in case."""
+    """Return the columns whose names differ from a column's name only in case."""
     return sorted(name for name in columns if name != column and name.lower() == column.lower())
 
 
 def explain_missing(missing: Collection[str], where: str, columns: Collection[str]) -> str:
-    """Return the sentence for columns that are not among those of a source or a file.
+    """Return the message for columns that a source or a file does not have.
 
     NB: all readers distinguish names by case.
     """

@@ -102,5 +102,5 @@ def set_template(template: ChatTemplate, tokenizer: PreTrainedTokenizerBase) -> 
             f"model.chatTemplate.jinja is not a valid Jinja template: line {error.lineno}: {error.message}"
         ) from error
     except FAILURES:
-        # A template may refuse this conversation and take those of the data.
+        # A template may refuse this conversation and accept the conversations of the data.
         pass

@@ -9,7 +9,7 @@ from finetune_trainer.pod.exit_status import DataError
 TEMPLATE_FAILED = "TemplateFailed"
 """The reason of a row on which a template fails."""
 A_ROW = "a row"
-"""How a sentence names a row whose place is unknown."""
+"""The name in messages of a row whose place is unknown."""
 _MARK = "finetune refuses "
 _TEXT = re.compile(rf"{_MARK}(\w+): (.*)")
 
@@ -34,7 +34,7 @@ def describe_place(number: int, file: str, kind: str) -> str:
 
     Args:
         file: the address of the file as the recipe writes it; in a table, the name of the file and the table.
-        kind: the format of the file. The number is that of the line in JSON lines, and does not count the header in CSV.
+        kind: the format of the file. The number is the line number in JSON lines; in CSV, it excludes the header.
     """
     return f"{'line' if kind == 'JSONLines' else 'row'} {number} of {file}"
 

@@ -17,7 +17,7 @@ def read_stop_tokens(
 
     Args:
         base: folder of the model.
-        adapter: folder of an adapter on it, whose generation config takes precedence over that of the base.
+        adapter: folder of an adapter on it, whose generation config overrides the base's.
         trust_remote_code: whether the configuration may be the model's own code.
 
     Raises:

@@ -35,7 +35,7 @@ def _as_parts(text: str) -> list[dict[str, str]]:
 
 @lru_cache(maxsize=4)
 def _expects_parts(tokenizer: PreTrainedTokenizerBase, _template: str) -> bool:
-    """Whether a template renders contents that are lists of parts, and omits those that are text.
+    """Whether a template renders contents that are lists of parts, and omits contents that are text.
 
     Args:
         _template: the tokenizer's; it is part of the key of the cache.

@@ -1,4 +1,4 @@
-"""What chat templates omit from a conversation without an error: tools, roles and reasoning."""
+"""Finds the parts of a conversation that chat templates omit without an error: tools, roles and reasoning."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _find_used(messages: Sequence[Message], tools: list[dict[str, Any]] | None) 
 
 
 def _list_unusual_roles(messages: Sequence[Message]) -> set[str]:
-    """Return the roles that a template may not render."""
+    """Return the roles that a template possibly omits."""
     return {str(message["role"]) for message in messages} - _ROLES_OF_ALL
 
 

@@ -37,7 +37,7 @@ def load_tokenizer(model: Model, folder: Path) -> PreTrainedTokenizerBase:
 
     Raises:
         DataError: the folder has no tokenizer.
-        RecipeRefusedError: it cannot be loaded, has no end-of-text token, or has a new token already; or the chat template is invalid.
+        RecipeRefusedError: the tokenizer cannot be loaded, has no end-of-text token, or already has a new token; or the chat template is invalid.
     """
     from transformers import AutoTokenizer
 
@@ -61,7 +61,7 @@ def load_tokenizer(model: Model, folder: Path) -> PreTrainedTokenizerBase:
         _add_new_tokens(tokenizer, model)
     if model.chat_template is not None:
         named_templates.set_template(model.chat_template, tokenizer)
-    # NB: the tokenizer warns about longer texts; maxTokens and maxLength of the recipe decide about those.
+    # NB: the tokenizer warns about longer texts; maxTokens and maxLength of the recipe apply to such texts.
     tokenizer.model_max_length = int(1e30)
     return tokenizer
 
@@ -118,7 +118,7 @@ def check_vocabulary(
     """Check that the embedding has a row for each token of the tokenizer, except for the ids in `new`; it may have more.
 
     Raises:
-        RecipeRefusedError: it has too few rows.
+        RecipeRefusedError: the embedding has too few rows.
     """
     last = max(set(tokenizer.get_vocab().values()) - set(new))
     if last >= rows_of_embedding:
@@ -159,7 +159,7 @@ def check_same_vocabulary(
 
 @dataclass(frozen=True)
 class TextTokenizer:
-    """What tokenizes texts: a model's tokenizer without its chat template."""
+    """A model's tokenizer without its chat template."""
 
     backend_tokenizer: Tokenizer
     eos_token_id: int

@@ -1,1 +1,1 @@
-"""Models by their URI: where they are read, kept between jobs, and written."""
+"""Models by their URI: reads them, caches them between jobs, and writes them."""

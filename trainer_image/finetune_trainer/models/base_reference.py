@@ -28,7 +28,7 @@ _MAX_THREADS = 4
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a base was fetched from.
+    """The address that a base was fetched from.
 
     uri: absolute path, s3://bucket/folder, models:/name/version/folder, or a Hub id.
     revision: the commit of a model of the Hub.

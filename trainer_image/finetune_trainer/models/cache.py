@@ -36,7 +36,7 @@ class Cache:
     """The models on a claim.
 
     `models/<digest of the key>` is an entry: the files of a model, and a manifest with their sizes. `hub` is a cache
-    of the Hub's client. `locks` are those of entries that are being written.
+    of the Hub's client. `locks` has the locks of entries that are being written.
     """
 
     root: Path
@@ -92,7 +92,7 @@ class Cache:
             if error.errno in _FULL_ERRNOS:
                 raise TrainingError(
                     "ModelCacheFull",
-                    f"the claim {self.claim} of model.cache is full: enlarge it, or delete models in it",
+                    f"the claim {self.claim} of model.cache is full: enlarge the claim, or delete models in it",
                 ) from error
             if error.errno in _FORBIDDEN_ERRNOS and str(error.filename).startswith(str(self.root)):
                 raise RecipeRefusedError(

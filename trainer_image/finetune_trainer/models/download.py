@@ -49,7 +49,7 @@ class Source:
 
 @dataclass(frozen=True)
 class _Place:
-    """Where models are downloaded to: a folder of the pod, and a cache that outlives the pod, if there is one."""
+    """The target of downloads: a folder of the pod, and a cache that outlives the pod, if the job has a cache."""
 
     folder: Path
     cache: Cache | None
@@ -89,7 +89,7 @@ def fetch(
         uri: absolute path (used in place), folder of an object store, models:/name@alias, or a Hub id.
         to: folder for what is downloaded and not cached.
         revision: Git revision of a Hub model.
-        cache: keeps downloads, and returns those that it has.
+        cache: keeps downloads, and returns existing downloads.
         field: the recipe's field that names the model, for messages.
         without_weights: fetch only the other files; the base of an adapter is then not compared with its digest.
 
@@ -113,7 +113,7 @@ def fetch(
 def fetch_config(uri: str, to: Path, *, revision: str | None = None, cache: Cache | None = None) -> Path:
     """Fetch a model without its weights into the pod, and return the folder of its config.
 
-    Args and errors are those of `fetch`. For an adapter, it is the config of its base.
+    Args and errors: as in `fetch`. For an adapter, the result is the config of the adapter's base.
     """
     return fetch(uri, to, revision=revision, cache=cache, without_weights=True).base
 
@@ -121,7 +121,7 @@ def fetch_config(uri: str, to: Path, *, revision: str | None = None, cache: Cach
 def fetch_tokenizer(uri: str, to: Path, *, revision: str | None = None, cache: Cache | None = None) -> Path:
     """Fetch a model without its weights into the pod, and return the folder of its tokenizer.
 
-    Args and errors are those of `fetch`.
+    Args and errors: as in `fetch`.
     """
     place = _Place(to, cache)
     parts = _fetch(uri, place, revision, without_weights=True)
@@ -134,7 +134,7 @@ def fetch_tokenizer(uri: str, to: Path, *, revision: str | None = None, cache: C
 
 @contextmanager
 def _renaming_field(wrong: str, right: str) -> Iterator[None]:
-    """Replace a name in the messages of failures by the one that the recipe uses."""
+    """Replace a name in the messages of failures with the name in the recipe."""
     try:
         yield
     except PodFailure as error:
@@ -146,7 +146,7 @@ def _fetch_base(adapter: Parts, uri: str, place: _Place, *, without_weights: boo
     """Fetch the base of an adapter that does not contain it.
 
     Raises:
-        RecipeRefusedError: the base is gone, or its weights are not those that the adapter was trained on.
+        RecipeRefusedError: the base no longer exists, or its weights differ from the weights that the adapter was trained on.
     """
     reference = adapter.of
     if reference is None:
@@ -167,7 +167,10 @@ def _fetch_base(adapter: Parts, uri: str, place: _Place, *, without_weights: boo
         if error.reason != _NOT_FOUND or not stored:
             raise
         raise RecipeRefusedError(
-            f"model.base {uri} is an adapter of {reference.uri}, which no longer exists: restore it, or start from another model",
+            (
+                f"model.base {uri} is an adapter of {reference.uri}, which no longer exists: restore the base, or start "
+                "from another model"
+            ),
             reason=_NOT_FOUND,
         ) from error
     if base.base is None or base.adapter is not None:

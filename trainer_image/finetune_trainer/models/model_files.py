@@ -55,7 +55,7 @@ def _find_base(adapter: Path, name: str | None, revision: str | None) -> Origin 
 
 
 def read_version(folder: Path, at: Origin) -> Parts:
-    """Return the parts of a folder that MLflow's transformers flavor wrote; otherwise, those of a plain folder."""
+    """Return the parts of a folder that MLflow's transformers flavor wrote; otherwise, the parts of a plain folder."""
     flavor = _read_transformers_flavor(folder / "MLmodel")
     inner = flavor.get("model_binary", _MLFLOW_MODEL)
     model, components = folder / inner, folder / _MLFLOW_TOKENIZER

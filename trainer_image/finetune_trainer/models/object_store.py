@@ -35,7 +35,7 @@ class StoredModel:
         """List a model.
 
         Raises:
-            RecipeRefusedError: the pod's login may not read it, or a job has not written all of it.
+            RecipeRefusedError: the pod's login is not allowed to read the model, or a job has not written all of its files.
             TrainingError: the store, or the server of its logins, does not answer.
         """
         with _translating_errors(uri):
@@ -100,7 +100,7 @@ def _translating_errors(uri: str) -> Iterator[None]:
     except Exception as error:
         if filesystems.is_forbidden(error):
             raise RecipeRefusedError(
-                f"model.base {uri} cannot be read with the pod's credentials: grant them access",
+                f"model.base {uri} cannot be read with the pod's credentials: grant these credentials access",
                 reason="ModelForbidden",
             ) from error
         if filesystems.has_no_login(error):
@@ -116,6 +116,6 @@ def _translating_errors(uri: str) -> Iterator[None]:
 
 
 def _find_content_tag(info: dict[str, Any]) -> str:
-    """Return what tells two contents of an object apart: its ETag, or the time when it was written."""
+    """Return the identity of an object's content: its ETag, or the time when it was written."""
     candidates = (info.get(name) for name in ("ETag", "etag", "LastModified", "created"))
     return str(next((value for value in candidates if value is not None), ""))

@@ -28,7 +28,7 @@ class Manifest:
     job, uid: the FineTuneJob, as namespace/name, and its uid.
     attempt: the attempt that writes it, or has written it.
     files: sizes of all files, by their paths in the folder; None until all are written.
-    begun: the paths of files that attempts may have written, also those of a deleted job of the same name; empty when all are written.
+    begun: the paths of files that attempts may have written, including attempts of a deleted job of the same name; empty when all are written.
     """
 
     job: str
@@ -80,7 +80,7 @@ class ModelFolder:
         """Record that this attempt writes the folder, unless an attempt of this job has completed it.
 
         Raises:
-            RecipeRefusedError: the folder holds other files, does not exist, or may not be written.
+            RecipeRefusedError: the folder has other files or does not exist, or the pod is not allowed to write it.
             TrainingError: the storage failed, or a later attempt writes the folder.
         """
         with self._translating_errors(RecipeRefusedError):
@@ -105,7 +105,7 @@ class ModelFolder:
         return current is not None and current.files is not None
 
     def publish(self, parts: Mapping[str, Path]) -> None:
-        """Write the files of local folders, in place of those of an earlier attempt, and mark the model as complete.
+        """Write the files of local folders, replace the files of an earlier attempt, and mark the model as complete.
 
         Files that no attempt has written stay as they are.
 
@@ -196,7 +196,7 @@ class ModelFolder:
             self._write(self._build_manifest(self._check()))
 
     def _build_manifest(self, earlier: Manifest | None) -> Manifest:
-        """Return the manifest with which this attempt begins to write the folder, given the one that is there."""
+        """Return the manifest with which this attempt begins to write the folder, given the existing manifest."""
         return replace(self._manifest, begun=sorted(earlier.names()) if earlier is not None else [])
 
     def _remove(self, names: set[str]) -> None:
@@ -241,12 +241,12 @@ class ModelFolder:
         if filesystems.is_missing(error):
             return (
                 "OutputNotFound",
-                f"does not exist: create the {filesystems.name_container(self.uri)}, or correct it",
+                f"does not exist: create the {filesystems.name_container(self.uri)}, or correct output.uri",
             )
         if filesystems.is_forbidden(error):
             return (
                 "OutputForbidden",
-                "cannot be written with the pod's credentials: grant them access",
+                "cannot be written with the pod's credentials: grant these credentials access",
             )
         if filesystems.has_no_login(error):
             return (

@@ -1,1 +1,1 @@
-"""What every pod of a job does: it reports its exit, follows the MLflow run, and checks out code."""
+"""Tasks of every pod of a job: report its exit, follow the MLflow run, and check out code."""

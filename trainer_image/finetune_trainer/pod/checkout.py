@@ -36,7 +36,7 @@ _FORMATS = {40: "sha1", 64: "sha256"}
 
 
 class CheckoutError(exit_status.PodFailure):
-    """The code cannot be fetched. Another attempt may succeed, and counts."""
+    """The code cannot be fetched. Another attempt may succeed; the failure uses up a restart."""
 
     def __init__(self, message: str) -> None:
         super().__init__(contract.CHECKOUT_FAILED, message)
@@ -166,7 +166,7 @@ def _build_git_config(url: str) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class _Git:
-    """git in a folder, with settings of its own: those of the system and of the user are ignored."""
+    """git in a folder, with its own settings: it ignores the settings of the system and of the user."""
 
     folder: Path
     settings: dict[str, str]

@@ -58,7 +58,7 @@ class DataError(PodFailure):
 
 
 class TrainingError(PodFailure):
-    """A failure that another attempt may not repeat."""
+    """A failure that another attempt can avoid."""
 
 
 class PreemptedError(PodFailure):
@@ -77,7 +77,7 @@ def write_termination_message(code: int, message: TerminationMessage | None) -> 
         return
     if message.error is not None:
         print(f"{message.error.reason}: {message.error.message}", file=sys.stderr, flush=True)
-    # Outside a pod the path may not exist.
+    # Outside a pod, the path does not always exist.
     with contextlib.suppress(OSError):
         path = Path(os.environ.get(ENV_TERMINATION_PATH, TERMINATION_PATH))
         path.write_text(message.dump(), encoding="utf-8")

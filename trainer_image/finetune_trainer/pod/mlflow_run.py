@@ -61,7 +61,7 @@ Call = Callable[["MlflowClient"], object]
 
 
 def create_client(tracking_uri: str | None = None) -> MlflowClient:
-    """Return a client of a tracking server, by default that of the environment; it fails fast and does not retry."""
+    """Return a client of a tracking server, by default the environment's; the client fails fast and does not retry."""
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "0")
     # NB: in a Databricks workspace the client retries for ten minutes, whatever the number of retries.
@@ -135,7 +135,7 @@ class Tracker:
         )
 
     def tags(self, tags: Mapping[str, str]) -> None:
-        """Set tags, and overwrite existing ones."""
+        """Set tags; existing tags are overwritten."""
         self._enqueue(lambda: self._calls.append(lambda mlflow: self._log_tags(mlflow, tags)))
 
     def dataset(

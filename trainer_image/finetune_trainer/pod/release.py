@@ -6,7 +6,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from finetune_crds import contract
 
-# The same code has two names: that of the image, and that of the wheel for Databricks.
+# The same code has two package names: one in the image, and one in the wheel for Databricks.
 _DISTRIBUTIONS = ("finetune-trainer", contract.PREP_WHEEL)
 
 

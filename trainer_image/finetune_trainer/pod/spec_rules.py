@@ -41,7 +41,7 @@ def check(recipe: Recipe) -> None:
 
 
 def check_columns(recipe: Recipe, complete_recipe: Recipe) -> None:
-    """Check a recipe whose columns were found in the data: only what these columns violate counts.
+    """Check a recipe whose columns were found in the data: only the rules that these columns violate are reported.
 
     Args:
         recipe: the recipe, which names no columns.
@@ -144,7 +144,7 @@ def _find_violations(schema: Schema, value: Any, path: str) -> Iterator[str]:
 
 
 def _is_transition(rule: Schema) -> bool:
-    """Whether a rule compares an object with the one that it replaces."""
+    """Whether a rule compares an object with the object that it replaces."""
     return _OLD_SELF in rule["rule"] and not rule.get("optionalOldSelf", False)
 
 

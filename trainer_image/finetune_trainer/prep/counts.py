@@ -1,4 +1,4 @@
-"""What a preparation kept and dropped, and whether examples remain."""
+"""Counts the examples that a preparation kept and dropped, and checks that examples remain."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Counts:
 
     @property
     def warnings(self) -> list[str]:
-        """What the author should look at, a sentence each."""
+        """Return the warnings for the author, one sentence each."""
         return self.near.warnings if self.near else []
 
 

@@ -27,7 +27,7 @@ def digest_settings(recipe: Recipe) -> str:
 def digest(recipe: Recipe, sources: Sequence[str], tokenizer: Path, day: date | None = None) -> str:
     """Return the digest of the rows that a recipe prepares.
 
-    The digest depends on the release: another release may drop or replace what this one keeps.
+    The digest depends on the release: another release may drop or replace text that this release keeps.
 
     Args:
         sources: identities of the sources and of the evaluation sets, in the order of the recipe.

@@ -48,7 +48,7 @@ class Version:
         recipe: the digest of its recipe.
         settings: the digest of its preparation, see `settings_digest`; None in tables of earlier releases.
         result: its PrepResult, as JSON.
-        name, namespace: those of the FineTuneJob; None in tables of earlier releases.
+        name, namespace: of the FineTuneJob; None in tables of earlier releases.
     """
 
     number: int
@@ -118,7 +118,7 @@ def _refuse_other_preparations(table_versions: Sequence[Version], recipe: Recipe
 
 
 def _has_files(spark: SparkSession, location: str) -> bool:
-    """Return whether a folder has files other than those that a killed preparation leaves before its commit."""
+    """Return whether a folder has files other than the files that a killed preparation leaves before its commit."""
     context: Any = session.context(spark)
     if context is None:
         return _has_files_without_jvm(spark, location)
@@ -199,8 +199,8 @@ def _token(recipe: Recipe) -> dict[str, str]:
 def commit(frame: DataFrame, recipe: Recipe, result: PrepResult) -> PrepResult:
     """Write the table as one new version, and return the result with that version.
 
-    If this job and recipe have already committed, Delta skips the write and the result is the earlier one. If another commit
-    conflicts and this job can use its rows, the result is that of the other commit.
+    If this job and recipe have already committed, Delta skips the write, and this returns the earlier result. If another commit
+    conflicts and this job can use its rows, return the result of the other commit.
 
     Args:
         frame: the rows; they are read again when the write is tried again.

@@ -157,12 +157,12 @@ class Corpus:
 
     @property
     def identities(self) -> list[str]:
-        """What was read, at its versions: the sources, then the evaluation sets."""
+        """The inputs with their versions: the sources, then the evaluation sets."""
         return [corpus.identity for corpus in self.sources]
 
     @property
     def sources(self) -> list[reader.Corpus]:
-        """What was read: the sources, then the evaluation sets."""
+        """The inputs: the sources, then the evaluation sets."""
         return [*self.read, *(evaluation.corpus for evaluation in self.evaluation)]
 
 

@@ -30,7 +30,7 @@ COMPLETION, LABEL = "completion", "label"
 class Form:
     """The source columns of an example, and its columns in the table.
 
-    required: source columns that may not be null or blank.
+    required: source columns that must not be null or blank.
     content: source columns with the text of the example, which decides on its length and on duplicates.
     rendered: the table's text columns, each with its template.
     messages: source column with a conversation; `rendered` is then empty.
@@ -79,7 +79,7 @@ class Form:
 
     @property
     def jinja(self) -> tuple[JinjaTemplate, ...]:
-        """The Jinja templates among those of `rendered`."""
+        """The Jinja templates in `rendered`."""
         return tuple(template for template in self.rendered.values() if isinstance(template, JinjaTemplate))
 
 
@@ -126,7 +126,7 @@ def build_request(recipe: Recipe) -> Request:
     """Return the preparation that a recipe requests. The recipe may name no columns.
 
     Raises:
-        RecipeRefusedError: it requests nothing, or a template cannot be parsed.
+        RecipeRefusedError: data.prepare requests no step, or a template cannot be parsed.
     """
     data = recipe.data
     if data.source is None or data.prepare is None:

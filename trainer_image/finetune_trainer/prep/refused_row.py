@@ -73,7 +73,7 @@ def with_place(frame: DataFrame) -> DataFrame:
 
 
 def _find_first(select_refused: Callable[[], DataFrame], sources: Mapping[str, Corpus]) -> DataError | None:
-    """Return the error of the first refused row, with its place; None if Spark cannot tell."""
+    """Return the error of the first refused row, with its place; None if Spark does not report the place."""
     try:
         row = select_refused().head()
         error = find_error(str(row[REFUSAL])) if row else None
@@ -81,7 +81,7 @@ def _find_first(select_refused: Callable[[], DataFrame], sources: Mapping[str, C
             return None
         place = _find_place(sources[row.asDict().get(SOURCE, "")], row)
     except (PySparkException, Py4JJavaError) as failure:
-        # NB: some compute of Databricks does not tell the file of a row.
+        # NB: some compute of Databricks does not report the file of a row.
         print(f"the place of the row cannot be found: {type(failure).__name__}", flush=True)
         return None
     return DataError(error.reason, _advise(error.at(place).message))

@@ -38,7 +38,7 @@ _NOISY_LOGGERS = ("gcsfs", "azure")
 def open_filesystem(uri: str) -> tuple[AbstractFileSystem, str]:
     """Return the file system of a URI, and the path in it.
 
-    Logins are those of the environment, as each cloud's own tools read them.
+    Logins come from the environment, in the variables of each cloud's tools.
     """
     import fsspec
 
@@ -212,7 +212,7 @@ def describe_failure(error: BaseException) -> str | None:
 
 
 def make_folder(files: AbstractFileSystem, path: str) -> None:
-    """Make a folder, but not in an object store, which needs none: its client would create a missing bucket."""
+    """Make a folder. Do nothing in an object store, which has no folders: its client would create a missing bucket."""
     if "file" in files.protocol or "volumes" in files.protocol:
         files.makedirs(path, exist_ok=True)
 

@@ -42,7 +42,7 @@ class NoLoginError(OSError):
 class VolumesFileSystem(AbstractFileSystem):
     """Files by their absolute path in a workspace, such as /Volumes/main/llm/models/tiny/config.json.
 
-    The login is that of the environment, as the databricks-sdk reads it. A file is written to a temporary file of this machine, and
+    The login comes from the environment, in the variables of the databricks-sdk. A file is written to a temporary file of this machine, and
     uploaded when it is closed: others see it complete or not at all.
 
     All methods raise OSError: FileNotFoundError, PermissionError for a login that is refused, NoLoginError without one.
@@ -98,7 +98,7 @@ class VolumesFileSystem(AbstractFileSystem):
         return True
 
     def find(self, path: str, maxdepth: int | None = None, withdirs: bool = False, **options: Any) -> Any:
-        """List all files below a folder. NB: the method of fsspec treats a folder that it may not list as empty."""
+        """List all files below a folder. NB: the method of fsspec treats a folder that it is not allowed to list as empty."""
         return super().find(path, maxdepth, withdirs, **{"on_error": "raise", **options})
 
     def makedirs(self, path: str, exist_ok: bool = False) -> None:
@@ -244,7 +244,7 @@ def _open_api(path: str) -> Iterator[FilesExt]:
 
 
 def _classify_error(path: str, error: Exception) -> OSError:
-    """Return the error of a missing or refused login, or else an OSError, which another attempt may not have."""
+    """Return the error of a missing or refused login, or else an OSError, which another attempt can avoid."""
     text = str(error) or type(error).__name__
     if _NO_LOGIN in text:
         return NoLoginError(

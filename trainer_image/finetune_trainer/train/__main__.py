@@ -18,7 +18,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Launch this pod's workers, or plan a step; returns the exit code.
 
     Args:
-        argv: the arguments; None: those of the process.
+        argv: the arguments; None for the arguments of the process.
     """
     arguments = _build_parser().parse_args(argv)
     if not arguments.plan:

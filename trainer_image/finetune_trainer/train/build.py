@@ -82,7 +82,7 @@ def build_network(
         source: folder of the base model.
         tokenizer: the base model's.
         world: the ranks, all of which call this together.
-        teacher_folder: where a teacher is downloaded to.
+        teacher_folder: the folder that a teacher is downloaded to.
         adapter_source: the base with the adapter to train further; None: the adapter is new.
         load_initial: loads the initial weights of PiSSA layers from the checkpoint of an earlier attempt; None: there is no checkpoint.
         on_plan: called with the memory plan before weights are loaded, and again if activation checkpointing changes.

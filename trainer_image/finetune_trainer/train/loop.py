@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class Loop:
-    """Trains a sharded network from the step of `progress` to the last one of the plan."""
+    """Trains a sharded network from the step of `progress` to the last step of the plan."""
 
     world: World
     network: Network
@@ -84,7 +84,7 @@ class Loop:
             sum(batch.attended for batch in batches),
             self.preemption.requested,
         )
-        # Dropout is a function of seed, step and rank, so that a resumed run needs no generator state.
+        # Dropout is a function of seed, step and rank, so that a resumed run restores no generator state.
         torch.manual_seed(seeds.derive(self.seed, step, self.world.rank))
         finite, broken = take_step(
             self.network, self.optimizer, batches, step=step, count=count, add_batch=self.reporter.add_batch

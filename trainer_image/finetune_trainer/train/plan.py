@@ -198,7 +198,7 @@ def _build_skeleton(recipe: Recipe, source: Path, world: World) -> Network:
 
 
 def _add_new_tokens(recipe: Recipe, model: PreTrainedModel) -> NewTokens:
-    """Add rows for the new tokens: a plan has no tokenizer, so their ids follow the last one of the embedding."""
+    """Add rows for the new tokens: a plan has no tokenizer, so their ids follow the last id of the embedding."""
     rows = len(model.get_input_embeddings().weight)
     new = NewTokens(tuple(range(rows, rows + len(recipe.model.new_tokens))))
     new.enlarge(model)

@@ -153,7 +153,7 @@ class Reporter:
         return self._skipped_before + int(self._skipped.item())
 
     def is_due(self, step: int) -> bool:
-        """Whether to report after this step: every logEverySteps, and after the last one."""
+        """Whether to report after this step: every logEverySteps, and after the last step."""
         return step % self._log_steps == 0 or step == self._max_steps
 
     def close_window(
@@ -164,7 +164,7 @@ class Reporter:
         grad_norm: Callable[[], float],
         loss_scale: Callable[[], float | None] = lambda: None,
     ) -> Report:
-        """Start a new window and return the means of the last one; waits for the GPU.
+        """Start a new window and return the means of the last window; waits for the GPU.
 
         Args:
             step: the last step of the window.

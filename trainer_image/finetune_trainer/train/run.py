@@ -71,7 +71,7 @@ class Run:
     tracker: Tracker
     preemption: Preemption
     started: float
-    """When this attempt started, by the monotonic clock."""
+    """The start of this attempt, by the monotonic clock."""
 
     def train(self) -> TerminationMessage | None:
         """Load, train, evaluate, export and register; only rank 0 returns a result."""

@@ -1,4 +1,4 @@
-"""What an attempt records in its MLflow run besides progress: parameters, tags, datasets, checkpoints and the memory plan."""
+"""Records an attempt in its MLflow run, in addition to progress: parameters, tags, datasets, checkpoints and the memory plan."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _record_datasets(recipe: Recipe, tracker: Tracker, data: Corpus) -> None:
 
 
 def record_checkpoint(tracker: Tracker, step: int) -> None:
-    """Log the step of a checkpoint that was published, and clear the failure of an earlier one."""
+    """Log the step of a checkpoint that was published, and clear the failure of an earlier checkpoint."""
     tracker.metrics(step, {contract.METRIC_CHECKPOINT_STEP: step})
     tracker.tags({contract.TAG_CHECKPOINT_ERROR: ""})
 

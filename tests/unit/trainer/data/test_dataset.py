@@ -294,8 +294,8 @@ def test_an_unpaired_preference_that_is_alone_is_refused(
     with pytest.raises(DataError) as refused:
         tokenized(splits, encoder_of(tokenizer, UNPAIRED), tmp_path / "tokens")
     assert f"{refused.value.reason}: {refused.value.message}".replace(str(tmp_path), "") == (
-        "EmptySplit: the split train in /rows.jsonl has one example (1 read, 1 kept), but objective KTO needs at "
-        "least two: prepare more examples"
+        "EmptySplit: the split train in /rows.jsonl has one example (1 read, 1 kept), but objective KTO requires "
+        "at least two: prepare more examples"
     )
 
 

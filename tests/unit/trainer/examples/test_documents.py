@@ -344,8 +344,8 @@ SHAPE = "MessageShape: column chat of a row is not a list of {role, content}, "
         (
             MESSAGES,
             {"chat": [[user("a"), assistant("b") | {"weight": 0.5}]]},
-            "MessageShape: column chat of a row is invalid, weight of message 2 is 0.5: it says whether the message is learned, with "
-            "1 or 0: correct or remove these rows",
+            "MessageShape: column chat of a row is invalid, weight of message 2 is 0.5, but must be 1 (the message "
+            "is learned) or 0 (it is not): correct or remove these rows",
         ),
         (
             Columns(type="Messages", messages="chat", tools="functions"),

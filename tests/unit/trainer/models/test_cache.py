@@ -185,7 +185,7 @@ PROBLEMS: dict[str, tuple[int, str, type[PodFailure], str]] = {
         errno.ENOSPC,
         "ModelCacheFull",
         TrainingError,
-        "the claim models of model.cache is full: enlarge it, or delete models in it",
+        "the claim models of model.cache is full: enlarge the claim, or delete models in it",
     ),
     "read-only": (
         errno.EROFS,

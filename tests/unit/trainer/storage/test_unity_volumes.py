@@ -150,18 +150,18 @@ def test_what_a_workspace_refuses_is_one_sentence(
         ("ModelNotFound", f"model.base {missing} does not exist: correct the volume or the folder"),
         (
             "OutputNotFound",
-            f"output.uri {missing} does not exist: create the volume, or correct it",
+            f"output.uri {missing} does not exist: create the volume, or correct output.uri",
         ),
     ]
     workspace.denied |= {f"{method} /api/2.0/fs/" for method in ("GET", "HEAD", "PUT", "POST")}
     refused = [
         (
             "ModelForbidden",
-            f"model.base {own_folder} cannot be read with the pod's credentials: grant them access",
+            f"model.base {own_folder} cannot be read with the pod's credentials: grant these credentials access",
         ),
         (
             "OutputForbidden",
-            f"output.uri {own_folder} cannot be written with the pod's credentials: grant them access",
+            f"output.uri {own_folder} cannot be written with the pod's credentials: grant these credentials access",
         ),
     ]
     assert [failure(call) for call in calls] == [

@@ -123,7 +123,7 @@ def written(column: str) -> str:
 
 
 def is_written(column: str) -> bool:
-    """Whether a column is one of those that `written` names."""
+    """Whether `written` names a column."""
     return column.startswith(_WRITTEN)
 
 
@@ -168,7 +168,7 @@ def _without_exponent(text: Column) -> Column:
     fraction = sf.regexp_extract(text, r"\.(\d*?)0*(?:[eE]|$)", 1)
     exponent = sf.regexp_extract(text, r"[eE]\+?(-?\d+)$", 1).try_cast("int")
     digits = sf.concat(integer, fraction)
-    # The position of the point in the digits; it may be before the first digit or after the last one.
+    # The position of the point in the digits; it may be before the first digit or after the last digit.
     point = sf.length(integer) + exponent
     padded = sf.concat(
         sf.repeat(sf.lit("0"), sf.greatest(-point + 1, sf.lit(0))),

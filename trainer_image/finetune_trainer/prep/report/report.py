@@ -34,7 +34,7 @@ _REMAINING_COLOR, _DROPPED_COLOR = "#2f6f9f", "#c8553d"
 
 @dataclass(frozen=True)
 class Facts:
-    """What a report shows.
+    """The content of a report.
 
     Attributes:
         title: the job.

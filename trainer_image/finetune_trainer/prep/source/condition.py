@@ -33,10 +33,10 @@ def check(frame: DataFrame, condition: str) -> None:
     """Check that an SQL condition depends on the columns of a row alone.
 
     Raises:
-        RecipeRefusedError: it has a subquery, a window, an aggregate, or a function of something else: the session,
+        RecipeRefusedError: the condition has a subquery, a window, an aggregate, or a function of something else: the session,
             the clock, files, chance, or code of the classpath.
-        ParseException: it is not SQL.
-        AnalysisException: it does not fit the columns of the frame.
+        ParseException: the condition is not SQL.
+        AnalysisException: the condition does not fit the columns of the frame.
     """
     if session.context(frame.sparkSession) is None:
         raise RecipeRefusedError(

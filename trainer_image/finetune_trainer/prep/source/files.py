@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from finetune_trainer.prep.source.location import Place
 
 _FORMATS = {"Parquet": "parquet", "JSONLines": "json", "CSV": "csv"}
-# Spark's options for text files: those that decide on the names of columns, and those added to read the rows.
+# Spark's options for text files: the options for the names of columns, and the additional options for the rows.
 _HEADER: dict[str, dict[str, Any]] = {
     # NB: without it a text may have 20 million characters.
     "JSONLines": {"maxStringLen": 2**31 - 1},
@@ -39,9 +39,9 @@ _STRICT: dict[str, dict[str, Any]] = {
     "CSV": {
         # NB: without it a quote that is not closed swallows the lines up to the next one.
         "unescapedQuoteHandling": "RAISE_ERROR",
-        # NB: with True, Spark gives the columns of all files the names in the first one.
+        # NB: with True, Spark gives the columns of all files the names in the first file.
         "enforceSchema": False,
-        # NB: with True, a line with too few values passes if the missing ones are not read.
+        # NB: with True, a line with too few values passes if the missing values are not read.
         "columnPruning": False,
     },
 }
@@ -66,7 +66,7 @@ def read(
         field: the recipe's field that holds the source, for messages.
 
     Raises:
-        DataError: there are no files.
+        DataError: the source has no files.
     """
     from pyspark.errors import AnalysisException
 
@@ -116,8 +116,8 @@ def _literal(settings: Mapping[str, str], paths: Sequence[str]) -> dict[str, str
     NB: Hadoop's clients of object stores keep parts of files in local files, for which they need Hadoop's default reader.
     """
     is_local = all(path.startswith(("/", "file:")) for path in paths)
-    own_reader = _WITHOUT_CHECKSUMS if is_local and not session.on_databricks() else {}
-    return {**settings, **_LITERAL, **own_reader}
+    reader_settings = _WITHOUT_CHECKSUMS if is_local and not session.on_databricks() else {}
+    return {**settings, **_LITERAL, **reader_settings}
 
 
 class _File(NamedTuple):
@@ -146,7 +146,7 @@ def has_subfolders(root: str, paths: Sequence[str]) -> bool:
     """Return whether some files of a source are in subfolders that are not partitions of a table (`year=2024`).
 
     Raises:
-        DataError: there are subfolders of both kinds.
+        DataError: the source has subfolders of both kinds.
     """
     above = _without_scheme(root)
     files = [_without_scheme(path) for path in paths]

@@ -63,7 +63,7 @@ _WIDENED = (_INTEGERS, (*_INTEGERS[:3], DoubleType()), (FloatType(), DoubleType(
 def read_parquet(
     spark: SparkSession, paths: Sequence[str], files: Sequence[str], settings: Mapping[str, str]
 ) -> DataFrame:
-    """Return the rows of Parquet files with the columns and fields of all of them; null where a file lacks one.
+    """Return the rows of Parquet files with the columns and fields of all of them; null for a column that a file lacks.
 
     Args:
         paths: files and folders.
@@ -128,7 +128,7 @@ def _union(reader: DataFrameReader, files: Mapping[str, Footer]) -> DataFrame:
     )
     for schema, file in remaining:
         merged = _merge_fields(merged, schema, file, first)
-    # A column that is empty in every file stays, with the type that one of them has.
+    # A column that is empty in every file stays, with the type in one of the files.
     empty = columns.keys() - {*merged.fieldNames()}
     merged = StructType([*merged.fields, *(field for name, field in columns.items() if name in empty)])
     frame = reduce(lambda union, part: union.unionByName(part), (frame.to(merged) for frame in frames))
@@ -179,7 +179,7 @@ def _check_pointers(
 
 
 def _unreadable_there(path: str, error: Exception) -> DataError:
-    """Return the error of types on compute without access to the JVM, where footers cannot be read."""
+    """Return the error of types on compute without access to the JVM, which cannot read footers."""
     return DataError(
         "WrongColumnType",
         f"{path} has columns whose types differ between files or that Spark does not read ({first_line(error)}): write the files with "

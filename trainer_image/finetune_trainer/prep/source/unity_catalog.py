@@ -1,6 +1,6 @@
 """Locates tables of Unity Catalog by name, and requests temporary credentials that read one of them.
 
-The REST API is that of the open-source server, which Databricks has too. Only the driver calls it; executors get the credentials
+The client uses the REST API of the open-source server, which Databricks supports too. Only the driver calls it; executors get the credentials
 with the files that they read.
 """
 
@@ -62,7 +62,7 @@ Config.attributes()
 
 
 class _TableReference(NamedTuple):
-    """A table of a server; `field` is that of the recipe, with the name of the table."""
+    """A table of a server; `field` is the field of the recipe that names the table."""
 
     field: str
     table: str

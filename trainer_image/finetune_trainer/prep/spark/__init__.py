@@ -1,1 +1,1 @@
-"""The Spark session, and where it runs."""
+"""The Spark session, and the modes in which it runs."""

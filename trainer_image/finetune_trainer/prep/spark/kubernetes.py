@@ -34,7 +34,7 @@ FIELDS = {
     "spark.kubernetes.authenticate.driver.serviceAccountName": "pods.prepare.serviceAccountName",
     "spark.kubernetes.authenticate.executor.serviceAccountName": "pods.prepare.serviceAccountName",
 }
-# Settings that follow from where the driver runs. A session with others would not find its executors.
+# Settings that follow from where the driver runs. A session with other settings would not find its executors.
 FIXED = (
     "spark.driver.host",
     "spark.driver.bindAddress",
@@ -58,7 +58,7 @@ class Driver:
     host: name at which executors find it.
     selector: labels of the executors.
     template: pod template of the executors, as JSON.
-    image, pull_policy: those of the template.
+    image, pull_policy: of the template.
     """
 
     pod: str
@@ -107,7 +107,7 @@ class Driver:
 def build_settings(
     spark: Spark, driver: Driver, *, jars: Path, scratch: Path, options: str, memory: str
 ) -> dict[str, str]:
-    """Return Spark's settings for this mode, in addition to those of every mode.
+    """Return Spark's settings for this mode, in addition to the settings of every mode.
 
     Args:
         options: options of the JVM.
@@ -169,11 +169,11 @@ def build_executor_settings(spark: Spark, *, jars: Path, options: str) -> dict[s
 def _check_conf(spark: Spark) -> None:
     for name, field in FIELDS.items():
         if name in spark.conf:
-            raise RecipeRefusedError(f"data.prepare.spark.conf may not set {name}: use {field}")
+            raise RecipeRefusedError(f"data.prepare.spark.conf cannot set {name}: use {field}")
     fixed = [name for name in FIXED if name in spark.conf]
     if fixed:
         raise RecipeRefusedError(
-            f"data.prepare.spark.conf may not set {', '.join(fixed)}: the operator sets it for the driver pod; remove "
+            f"data.prepare.spark.conf cannot set {', '.join(fixed)}: the operator sets it for the driver pod; remove "
             "it"
         )
 

@@ -72,14 +72,14 @@ _FIELDS = {
 def start(spark: Spark, catalog: Catalog | None = None) -> SparkSession:
     """Start Spark in this pod, on its available cores or as the driver of executors in pods of their own.
 
-    With mode SparkApplication, the session is the one that spark-submit has configured.
+    With mode SparkApplication, spark-submit has configured the session.
 
     Args:
         catalog: the catalog that finds tables by name.
 
     Raises:
         RecipeRefusedError: the recipe's conf has a setting that is not allowed, or the recipe is for a Databricks run or a SparkApplication.
-        TrainingError: the jars are not in the folder FINETUNE_JARS, or the driver may not create pods.
+        TrainingError: the jars are not in the folder FINETUNE_JARS, or the driver is not allowed to create pods.
     """
     if spark.mode == "Databricks":
         raise RecipeRefusedError(
@@ -122,7 +122,7 @@ def start(spark: Spark, catalog: Catalog | None = None) -> SparkSession:
 
 
 def _start_driver(spark: Spark) -> kubernetes.Driver | None:
-    """Return the driver of executors in pods, and delete those of an earlier driver; None if Spark runs in this pod alone."""
+    """Return the driver of executors in pods, and delete an earlier driver's executors; None if Spark runs in this pod alone."""
     if not spark.executor_pods:
         return None
     driver = kubernetes.Driver.of(os.environ)
@@ -194,7 +194,7 @@ def find_next_job(spark: SparkSession) -> int:
 
 
 def count_failures(spark: SparkSession, first_job: int) -> int | None:
-    """Return the number of lost executors, plus that of failed tasks and stages of jobs from `first_job` on.
+    """Return the number of lost executors, plus the number of failed tasks and stages of jobs from `first_job` on.
 
     If the number is the same before and after an action, no task of the action ran twice. None if Spark does not report it.
 
@@ -276,7 +276,7 @@ def build_settings(
     driver: kubernetes.Driver | None = None,
     catalog: Catalog | None = None,
 ) -> dict[str, str]:
-    """Return Spark's settings: ours, then those of stores from the environment, then the recipe's conf.
+    """Return Spark's settings: the product's, then the settings of stores from the environment, then the recipe's conf.
 
     Args:
         driver: this pod, if it creates executors in pods. None if Spark runs in this pod alone, or if spark-submit made this pod.
@@ -287,7 +287,7 @@ def build_settings(
     """
     for name, field in _FIELDS.items():
         if name in spark.conf:
-            raise RecipeRefusedError(f"data.prepare.spark.conf may not set {name}: use {field}")
+            raise RecipeRefusedError(f"data.prepare.spark.conf cannot set {name}: use {field}")
     options = f"-Djava.io.tmpdir={scratch} -Dlog4j2.configurationFile={_LOG_SETTINGS}"
     if not spark.executor_pods and _LOG_LEVEL not in spark.conf:
         # NB: executors in pods log their failed tasks, and the driver logs the tasks that are retried.

@@ -1,7 +1,7 @@
 """`finetune-driver`: the driver of a SparkApplication, in the pod that the spark-operator has submitted.
 
 Spark's own images have a script for this; the pyspark wheel has none. Spark describes the driver in a file of properties, and
-starts the container with the argument `driver` and those of spark-submit. What depends on the image is added here: its jars, its
+starts the container with the argument `driver` and the arguments of spark-submit. What depends on the image is added here: its jars, its
 Python, and the settings that the rows depend on. spark-submit then runs the preparation, which uses the session of spark-submit.
 """
 
@@ -79,7 +79,7 @@ def build_command(
         environment=variables,
         catalog=prepare.catalog,
     ) | {"spark.driver.bindAddress": variables[_ADDRESS]}
-    # NB: these settings take precedence over those of the file.
+    # NB: these settings override the settings of the file.
     conf = [word for name, value in session_settings.items() for word in ("--conf", f"{name}={value}")]
     return [str(home / "bin" / "spark-submit"), *conf, "--deploy-mode", "client", *words]
 

@@ -54,7 +54,7 @@ def s3_settings(environment: Mapping[str, str]) -> dict[str, str]:
 def gs_settings(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the settings of the connector of Google Cloud Storage.
 
-    The login is that of every client of Google: GOOGLE_APPLICATION_CREDENTIALS, or the ServiceAccount of the pod.
+    The login works as in every client of Google: GOOGLE_APPLICATION_CREDENTIALS, or the ServiceAccount of the pod.
     """
     emulator = environment.get("STORAGE_EMULATOR_HOST")
     if not emulator:
@@ -69,7 +69,7 @@ def gs_settings(environment: Mapping[str, str]) -> dict[str, str]:
 def abfs_settings(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the settings of Azure Data Lake Storage.
 
-    The login is that of a pod with workload identity, of a service principal, or the key of one account.
+    The login is a pod's workload identity, a service principal, or the key of one account.
     """
     client, tenant = environment.get("AZURE_CLIENT_ID"), environment.get("AZURE_TENANT_ID")
     token_file, account = (

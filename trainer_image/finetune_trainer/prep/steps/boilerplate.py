@@ -25,7 +25,7 @@ _SHARE = 0.02
 _SAMPLED_TEXTS = 20_000
 _BUCKETS = 2**30
 _TEXTS_PER_BATCH = 500
-# Runs that every Python worker keeps in memory, 9 bytes each. The most frequent ones count.
+# Runs that every Python worker keeps in memory, 9 bytes each. Only the most frequent runs are kept.
 _MAX_SHINGLES = 200_000
 _SHINGLE, _TEXTS = "shingle", "texts"
 

@@ -17,7 +17,7 @@ def check(tokenizer: PreTrainedTokenizerBase, recipe: Recipe) -> None:
     """Check that a tokenizer has a chat template, which renders tools if the recipe names a column of tools.
 
     Raises:
-        RecipeRefusedError: there is no template, it ignores tools and data.prepare.onTemplateError is Fail, or its answers
+        RecipeRefusedError: the model has no chat template, the template ignores tools and data.prepare.onTemplateError is Fail, or its answers
             would not be learned up to their ends.
     """
     base, columns, prepare = recipe.model.base, recipe.data.columns, recipe.data.prepare

@@ -1,6 +1,6 @@
 """Drops examples that share a run of words with an evaluation set.
 
-The rule is that of GPT-3 (Brown et al. 2020, appendix C), which EleutherAI's lm-evaluation-harness follows: a run of 13 words,
+The rule comes from GPT-3 (Brown et al. 2020, appendix C), which EleutherAI's lm-evaluation-harness follows: a run of 13 words,
 in lower case and without punctuation; shorter texts count from 8 words on. Which examples are dropped depends on their texts
 and the evaluation sets alone.
 """

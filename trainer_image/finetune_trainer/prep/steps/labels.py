@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from finetune_trainer.prep.plan import Form
 
 COLUMN = "__finetune_label"
-"""Column with the label, in addition to those of the source."""
+"""Column with the label, in addition to the columns of the source."""
 
 
 def as_boolean(frame: DataFrame, name: str) -> Column:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from finetune_crds.cleaning import Language
 
-# Columns in addition to those of the source.
+# Columns in addition to the columns of the source.
 FOREIGN, _TEXT = "__finetune_foreign", "__finetune_said"
 # The language of a text is uncertain below this probability.
 _MIN_PROBABILITY = 0.5

@@ -35,18 +35,18 @@ if TYPE_CHECKING:
 TEXT = "plain"
 """Column with the text that is compared: what is said in an example, in lower case, its white space folded."""
 MAX_PAIRS = 100_000
-"""Maximum number of reported pairs, those whose removed examples have the least ids."""
+"""Maximum number of reported pairs: the pairs whose removed examples have the least ids."""
 _ID = "id"
 _SHINGLES, _BANDS, _FIRST_ID = "shingles", "bands", "first"
 _SKETCH_SCHEMA = f"{_ID} string, {_SHINGLES} array<bigint>, {_BANDS} array<bigint>"
 _CLOSEST_ID, _SIMILARITY, _BEGINNING = "closest", "similarity", "beginning"
 _CLUSTER_SCHEMA = f"{_ID} string, {_FIRST_ID} string, {_CLOSEST_ID} string, {_SIMILARITY} double"
-# Each example of a band is compared with the first ones of the band and with the ones just before it: the number of pairs grows
+# Each example of a band is compared with the first examples of the band and with those just before it: the number of pairs grows
 # with the number of examples, not with its square.
 _MAX_FIRST_PARTNERS, _MAX_PRECEDING_PARTNERS = 8, 8
 # Examples of one band that are compared; a larger band comes from text that half of the corpus shares.
 _MAX_BAND_SIZE = 50_000
-# Separates the bands of bad answers from those of good ones.
+# Separates the bands of bad answers from the bands of good answers.
 _BAD_ANSWER_MASK = np.uint64(0x9E3779B97F4A7C15)
 # The hashes of a batch fit into the processor's cache.
 _TEXTS_PER_BATCH = 500
@@ -71,7 +71,7 @@ class Pair(NamedTuple):
 
 
 class Source(NamedTuple):
-    """The number of examples of a source before near duplicates are removed, and the number of removed ones."""
+    """The number of examples of a source before near duplicates are removed, and the number of removed examples."""
 
     examples: int
     dropped: int

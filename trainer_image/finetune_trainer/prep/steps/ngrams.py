@@ -57,7 +57,7 @@ def hash_runs(texts: Sequence[str], lengths: Collection[int]) -> Runs:
 
 
 def hash_examples(texts: Sequence[str], lengths: Collection[int]) -> tuple[Longs, Counts]:
-    """Return the distinct hashes of each text's runs, one text after the other, and where those of each text end."""
+    """Return the distinct hashes of each text's runs, one text after the other, and the index at which the hashes of each text end."""
     distinct_runs = _deduplicate(hash_runs(texts, lengths))
     return distinct_runs.hashes, np.searchsorted(distinct_runs.owners, np.arange(len(texts)), side="right")
 

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 
 class Pattern(NamedTuple):
-    """What one kind of value looks like.
+    """The pattern of one kind of value.
 
     hint: an expression of RE2; a text without a match has no value of this kind.
-    find: returns where the values of a text are.
+    find: returns the positions of the values in a text.
     """
 
     placeholder: str

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 CHARACTERS = 600
-"""How much of an example a sample shows."""
+"""The characters of an example that a sample shows."""
 
 
 def sample_aggregates(step: str, number: int, text: Column, dropped: Column) -> dict[str, Column]:
@@ -22,7 +22,7 @@ def sample_aggregates(step: str, number: int, text: Column, dropped: Column) -> 
         text: the text of an example; its beginning is kept.
         dropped: whether the step drops it.
     """
-    # NB: without this condition, the aggregates would compute the text of every row, not only of dropped ones.
+    # NB: without this condition, the aggregates would compute the text of every row, not only of dropped rows.
     beginning = sf.when(dropped, sf.substring(text, 1, CHARACTERS))
     return {
         _name(step, draw): sf.min_by(beginning, sf.when(dropped, sf.xxhash64(text, sf.lit(draw))))

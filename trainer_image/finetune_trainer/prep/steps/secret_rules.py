@@ -57,7 +57,7 @@ class Allowlist(NamedTuple):
 
 
 class SecretRule(NamedTuple):
-    """What the secrets of a service look like.
+    """The pattern of a service's secrets.
 
     group: the group with the secret; 0: the first group that matches, or the whole match if there are no groups.
     entropy: minimum entropy of a secret, in bits per character.
@@ -71,7 +71,7 @@ class SecretRule(NamedTuple):
     allowlists: tuple[Allowlist, ...]
 
     def find(self, text: str) -> Iterator[Span]:
-        """Yield where the secrets of a text are."""
+        """Yield the positions of secrets in a text."""
         for match in self.expression.finditer(text):
             groups = range(1, self.expression.groups + 1)
             group = self.group or next((index for index in groups if match.group(index)), 0)
@@ -85,7 +85,7 @@ class SecretRule(NamedTuple):
 
 
 def find(text: str) -> Iterator[Span]:
-    """Yield where the secrets of a text are, by all rules. Spans may overlap."""
+    """Yield the positions of secrets in a text, by all rules. Spans may overlap."""
     keywords, rules_of = _index_keywords()
     # NB: one pass for all keywords; a search for each takes 40 times as long.
     for number in {number for keyword in keywords.Match(text.lower()) or () for number in rules_of[keyword]}:

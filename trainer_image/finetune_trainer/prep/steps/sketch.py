@@ -140,7 +140,7 @@ def _is_ignored(shingles: Longs, is_whole: Flags, owners: Counts, boilerplate: B
     """Return which shingles are ignored: boilerplate in texts with content of their own, see `sketch`.
 
     Args:
-        shingles: the shingle at each word except the last ones.
+        shingles: the shingle at each word except the last words.
         is_whole: whether a shingle is of one text.
         owners: the text of each word.
     """
@@ -179,7 +179,7 @@ def _has_own_words(is_own: Flags, owners: Counts) -> Flags:
 
 
 def _hash_bands(shingles: Longs, starts: Counts, ends: Counts, shape: Banding) -> Longs:
-    """Return the bands of each text; those of a text without shingles are 0."""
+    """Return the bands of each text; the bands of a text without shingles are 0."""
     bands = np.zeros((len(starts), shape.bands), np.uint64)
     has_shingles = ends > starts
     starts = starts[has_shingles]

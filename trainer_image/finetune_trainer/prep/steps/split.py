@@ -31,7 +31,7 @@ def _stratify(frame: DataFrame, ratios: SplitRatios) -> DataFrame:
     A group whose examples have several strata belongs to the least of them. Each stratum begins at another offset in the order of the
     splits: otherwise the few groups of small strata would all be in the same split.
     """
-    # NB: all examples of a stratum are sorted in one task, on disk where memory does not hold them.
+    # NB: all examples of a stratum are sorted in one task, on disk if they do not fit into memory.
     frame = frame.withColumn(STRATUM, sf.min(STRATUM).over(Window.partitionBy(GROUP)))
     stratum = Window.partitionBy(STRATUM)
     rank = sf.dense_rank().over(stratum.orderBy(hash_column(ratios.seed, "split", GROUP), GROUP))

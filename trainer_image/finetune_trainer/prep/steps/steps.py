@@ -47,7 +47,7 @@ def flag_rows(frame: DataFrame, plan: Plan) -> DataFrame:
 
     Raises:
         RecipeRefusedError: data.prepare.filter is not an SQL condition on the columns of a row.
-        DataError: it names a column that the source does not have.
+        DataError: data.prepare.filter names a column that the source does not have.
     """
     # NB: the filter of the recipe compares numbers.
     frame = _with_condition(frame, plan)
@@ -311,7 +311,7 @@ def display_text(form: Form) -> Column:
 
 
 def drop_duplicates(frame: DataFrame) -> DataFrame:
-    """Keep one example per fingerprint, the one with the least id (and stratum, and source): the choice is deterministic.
+    """Keep one example per fingerprint, the example with the least id (and stratum, and source): the choice is deterministic.
 
     The column `copies` is the number of examples with the fingerprint.
     """
@@ -326,7 +326,7 @@ def _sort_columns(frame: DataFrame) -> list[str]:
 
 
 def limit_rows(frame: DataFrame, limit: int | None, seed: int) -> DataFrame:
-    """Keep at most `limit` examples, those with the least seeded hash; of examples with equal ids, those of the least stratum."""
+    """Keep at most `limit` examples, the examples with the least seeded hash; of examples with equal ids, the examples of the least stratum."""
     if limit is None:
         return frame
     order = (hash_column(seed, "limit", ID), *_sort_columns(frame))

@@ -55,7 +55,7 @@ def with_tokens(
     day: date | None = None,
     on_template_error: OnTemplateError = "Fail",
 ) -> DataFrame:
-    """Add the columns `tokens`, the length of an example, and those of `token_columns`: its token ids and its loss mask.
+    """Add the column `tokens`, the length of an example, and the columns of `token_columns`: the token ids and the loss mask.
 
     Args:
         loaded: the tokenizer of the model.

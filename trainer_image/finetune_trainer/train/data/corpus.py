@@ -31,7 +31,7 @@ class Corpus:
     """The data that a run trains and evaluates on."""
 
     splits: Splits
-    """Where the data is, with the version that all ranks and all attempts read."""
+    """The location of the data, with the version that all ranks and all attempts read."""
     train: dataset.Split
     validation: Examples | None
     plan: pack.Plan
@@ -81,7 +81,7 @@ def load(
         recipe: a recipe with data.splits.
         tokenizer: the base model's.
         world: the ranks.
-        folder: where the ranks of a pod share the tokens.
+        folder: the folder in which the ranks of a pod share the tokens.
         version: version of the Delta table that an earlier attempt read; None: the newest, or the recipe's.
         on_counts: called with the counts of each tokenized split, by MLflow name, on the ranks that tokenize.
 
@@ -130,7 +130,7 @@ def _check_same_tokens(train: dataset.Split, world: World) -> None:
     """Check that all pods have the same tokens.
 
     Raises:
-        TrainingError: they differ.
+        TrainingError: the tokens of the pods differ.
     """
     if len(set(world.gather(train.digest))) > 1:
         raise TrainingError(
@@ -174,7 +174,7 @@ def _check_no_evaluation(recipe: Recipe) -> None:
     if training.eval_every_steps is not None or training.early_stopping is not None:
         raise DataError(
             "EmptySplit",
-            "training.evalEverySteps or training.earlyStopping needs a validation split, but the data has none: add one, or "
+            "training.evalEverySteps or training.earlyStopping requires a validation split, but the data has none: add one, or "
             "remove the fields",
         )
 

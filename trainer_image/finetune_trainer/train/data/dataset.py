@@ -34,7 +34,7 @@ class Split:
     """Tokenized examples, concatenated; an example has one or two documents.
 
     The documents of a preference are its prompt with the chosen and with the rejected answer. Those of an unpaired preference are its
-    prompt with its own answer, and with the answer of the next example (the last example takes that of the first).
+    prompt with its own answer, and with the answer of the next example (the last example uses the answer of the first).
 
     tokens: token ids, int32 [tokens].
     loss_mask: whether the token is a target of the loss, bool [tokens].
@@ -42,7 +42,7 @@ class Split:
     documents: documents per example.
     reference: log-probabilities of both documents under the reference, fp32 [examples, 2], once computed.
     labels: for unpaired preferences, whether the answer of each example is good, bool [examples].
-    digest: of token ids, loss masks and labels, independent of the order of the input; empty where not computed.
+    digest: of token ids, loss masks and labels, independent of the order of the input; empty if not computed.
     """
 
     tokens: np.ndarray
@@ -127,7 +127,7 @@ def _explain_empty_split(splits: Splits, name: str, encoder: Encoder) -> str:
 def _explain_single_example(splits: Splits, name: str, encoder: Encoder) -> str:
     return (
         f"the split {name} in {splits.path or getattr(splits, name)} has one example ({encoder.summary()}), but objective KTO "
-        "needs at least two: prepare more examples"
+        "requires at least two: prepare more examples"
     )
 
 
@@ -210,7 +210,7 @@ def _write_documents(
 
     Args:
         unordered: folder with the tokens as they were read.
-        folder: where to write the arrays of a Split.
+        folder: the folder to write the arrays of a Split to.
         lengths: tokens in each document, [examples, documents].
         begins: where each piece of the documents begins in the tokens of `unordered`, int64 [examples, pieces].
         sizes: tokens in each piece, int64 [examples, pieces].

@@ -73,7 +73,7 @@ def open_dataset(splits: Splits) -> Any:
 def read_rows(
     splits: Splits, name: str, columns: list[str], may_be_null: Container[str | None], label: str | None
 ) -> Iterator[Rows]:
-    """Yield the rows of a split as batches of columns; the arguments and errors are those of `read.read`."""
+    """Yield the rows of a split as batches of columns; the arguments and errors are the same as in `read.read`."""
     import pyarrow.dataset as ds
 
     table = f"the Delta table {splits.path}"

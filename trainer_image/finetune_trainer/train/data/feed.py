@@ -43,7 +43,7 @@ class Collator:
 
     @classmethod
     def of(cls, recipe: Recipe, world: World, pad_id: int) -> Collator:
-        """Return the collator of a recipe: rows have one width where compiled layers or a GPU's allocator need it."""
+        """Return the collator of a recipe: rows have one width if compiled layers or a GPU's allocator require it."""
         training = recipe.training
         fixed = training.compile or (training.packing and world.card is not None)
         return cls(world, pad_id, row_tokens(recipe) if fixed else None, training.compile)

@@ -80,7 +80,7 @@ def pack_examples(lengths: np.ndarray, *, max_length: int, packing: bool) -> lis
     """Distribute examples over sequences of at most `max_length` tokens; each example is in exactly one sequence.
 
     Packing is best-fit decreasing: the longest example first, into the fullest sequence with enough room, and the
-    oldest of equally full ones. An example longer than `max_length` has a sequence to itself.
+    oldest of equally full sequences. An example longer than `max_length` has a sequence to itself.
     """
     if not packing:
         return [[example] for example in range(len(lengths))]
@@ -110,7 +110,7 @@ def pack_examples(lengths: np.ndarray, *, max_length: int, packing: bool) -> lis
 
 @dataclass(frozen=True)
 class Plan:
-    """Which sequences each step trains on.
+    """The sequences that each step trains on.
 
     The plan is the concatenation of all epochs, each in an order that depends only on the seed and the epoch. A step
     takes the next `global_batch` sequences, on any number of ranks.

@@ -41,7 +41,7 @@ def find_files(place: str, kind: str) -> tuple[AbstractFileSystem, list[str]]:
         kind: the format of the files: JSONLines or Parquet.
 
     Raises:
-        DataError: there are no files, or one has an unsupported compression.
+        DataError: the split has no files, or a file has an unsupported compression.
         TrainingError: the storage does not answer.
     """
     try:

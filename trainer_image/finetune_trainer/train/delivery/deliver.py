@@ -34,14 +34,14 @@ def deliver(
         run_id: the MLflow run; None: the model is not uploaded.
         folder: a new folder for the files of the model.
         write: writes the model into that folder.
-        base: where the base was fetched from; None if it was merged in this pod.
+        base: the address that the base was fetched from; None if it was merged in this pod.
         say: prints a line.
 
     Returns:
         The result of the training, with name and version if the model is registered.
 
     Raises:
-        RecipeRefusedError: output.uri may not be written, or the MLflow server does not support register.upload.
+        RecipeRefusedError: the pod is not allowed to write output.uri, or the MLflow server does not support register.upload.
         TrainingError: MLflow rejected the model, or was unreachable for too long; or the storage of output.uri failed.
     """
     recipe, result = model_lineage.recipe, model_lineage.result

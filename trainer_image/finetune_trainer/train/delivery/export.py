@@ -105,8 +105,8 @@ def write(
         model: the sharded model.
         state: the result of `gather_weights`.
         tokenizer: the tokenizer.
-        source: where the base model was loaded from.
-        base: where it was fetched from, with its digest if `has_external_base`; None if it was merged in this pod.
+        source: the folder that the base model was loaded from.
+        base: the address that it was fetched from, with its digest if `has_external_base`; None if it was merged in this pod.
         lineage: for the model card.
         examples: decide on the signature, and on whether the model is served as a chat model.
     """
@@ -176,7 +176,7 @@ def _align_stops(tokenizer: PreTrainedTokenizerBase, base_stops: list[int], *, c
 
 
 def _write_stops(folder: Path, stops: list[int], source: Path) -> None:
-    """Set the stop tokens in the generation config of the folder, or else in a copy of that of the base."""
+    """Set the stop tokens in the generation config of the folder, or else in a copy of the base's generation config."""
     files = [path / GENERATION_CONFIG for path in (folder, source) if (path / GENERATION_CONFIG).exists()]
     config = json.loads(files[0].read_text(encoding="utf-8")) if files else {}
     text = json.dumps(config | {"eos_token_id": stops}, indent=2) + "\n"
@@ -196,7 +196,7 @@ def _write_unsharded(
     model: Any, state: dict[str, torch.Tensor], source: Path, recipe: Recipe, folder: Path
 ) -> None:
     standalone.save(model, folder, source, state_dict=state)
-    # NB: save_pretrained writes the type of the fp32 master weights into the config, not that of the files.
+    # NB: save_pretrained writes the type of the fp32 master weights into the config, not the type of the files.
     model.config.dtype = _read_dtype(source, recipe)
     model.config.save_pretrained(folder)
 
@@ -268,7 +268,7 @@ def _read_dtype(source: Path, recipe: Recipe) -> torch.dtype:
 
 
 def _architecture(model: Any) -> str:
-    # NB: FSDP renames the classes of sharded layers, but never that of the model itself.
+    # NB: FSDP renames the classes of sharded layers, but never the class of the model itself.
     return type(base_of(model)).__name__
 
 

@@ -56,7 +56,7 @@ class Lineage:
 
 
 def identify_eval_data(recipe: Recipe, validation: Split | None) -> str | None:
-    """Return an identifier of the evaluation: losses with the same one are comparable. None without a validation split.
+    """Return an identifier of the evaluation: losses with the same identifier are comparable. None without a validation split.
 
     It has the digest of the tokenized split; for objectives other than SFT also that of the reference or the teacher, if any, and of
     the parameters of the loss; for KTO also of the settings that divide the examples into passes, because each pass estimates a divergence.
@@ -282,7 +282,7 @@ def build_preparation_tags(recipe: Recipe) -> dict[str, str]:
 
 
 def build_version_tags(lineage: Lineage) -> dict[str, str]:
-    """Return the tags of the registered version: those of the recipe, lineage and metrics."""
+    """Return the tags of the registered version: the recipe's tags, the lineage and the metrics."""
     recipe, result = lineage.recipe, lineage.result
     metrics = {contract.TAG_EVAL_LOSS: result.eval_loss, contract.TAG_PERPLEXITY: result.perplexity}
     return {
@@ -315,7 +315,7 @@ def render_model_card(lineage: Lineage) -> str:
     steps = f"{result.step} steps"
     if lineage.weights_step is not None:
         steps = f"the weights after step {lineage.weights_step} of {result.step}, which have the lowest evaluation loss,"
-    resumed = f", carried on from the checkpoint {lineage.resumed_from}" if lineage.resumed_from else ""
+    resumed = f", continued from the checkpoint {lineage.resumed_from}" if lineage.resumed_from else ""
     head = "---\nlibrary_name: transformers\npipeline_tag: text-generation\n"
     sections = (
         f"{head}base_model: {recipe.model.base}\n---\n# {name}\n",

@@ -76,7 +76,7 @@ def name_prompt(recipe: Recipe, columns: Columns) -> str:
 
     Args:
         recipe: the recipe.
-        columns: those of an example in the splits.
+        columns: the columns of an example in the splits.
     """
     data = recipe.data
     if data.prepare is not None and data.prepare.prompt_template is not None:
@@ -90,7 +90,7 @@ def read_examples(splits: Splits, columns: Columns, prompt: str = PROMPT) -> Exa
 
     Args:
         splits: the splits, at the version that is trained on.
-        columns: those of an example.
+        columns: the columns of an example.
         prompt: the name of the prompt in requests.
 
     Raises:

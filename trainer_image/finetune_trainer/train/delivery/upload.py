@@ -59,7 +59,7 @@ def check(way: Upload | None, run_id: str) -> None:
     """Check before training that the server supports the upload mode. If the server is unreachable, training continues.
 
     Raises:
-        RecipeRefusedError: it does not.
+        RecipeRefusedError: the server does not support the upload mode.
     """
     try:
         require(way, run_id)
@@ -78,7 +78,7 @@ def require(way: Upload | None, run_id: str) -> None:
     NB: if it does not, MLflow's client silently sends files of any size to the server.
 
     Raises:
-        RecipeRefusedError: it does not. If the server does not answer, errors of MLflow's client.
+        RecipeRefusedError: the server does not support the upload mode. If the server does not answer, errors of MLflow's client.
     """
     mistake = _find_mistake(way, run_id) if way is not None else None
     if mistake:
@@ -94,7 +94,7 @@ def _find_mistake(way: Upload, run_id: str) -> str | None:
     repository = get_artifact_repository(uri)
     if not isinstance(repository, HttpArtifactRepository):
         return (
-            f"register.upload Proxy needs an MLflow server that serves artifacts, but pods write to {uri} directly: remove the field"
+            f"register.upload Proxy requires an MLflow server that serves artifacts, but pods write to {uri} directly: remove the field"
             if way == "Proxy"
             else None
         )
@@ -106,7 +106,7 @@ def _find_mistake(way: Upload, run_id: str) -> str | None:
         if error.response is None or error.response.status_code not in _UNSUPPORTED_STATUSES:
             raise
         return (
-            "register.upload Direct needs an MLflow server that creates signed URLs for its artifact store, which must be S3, Google "
+            "register.upload Direct requires an MLflow server that creates signed URLs for its artifact store, which must be S3, Google "
             "Cloud Storage or Azure Blob Storage: set Proxy, or remove the field"
         )
     repository.abort_multipart_upload(_PROBE, upload.upload_id)

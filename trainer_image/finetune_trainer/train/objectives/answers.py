@@ -87,7 +87,7 @@ class AnswerObjective(Objective):
 
 
 class ReferenceObjective(AnswerObjective):
-    """An objective that compares the answers with those of the reference.
+    """An objective that compares the answers' probabilities with the reference's.
 
     The reference is the model before its first step. `prepare` computes its log-probabilities once, and the batches
     carry them: no second model stays in memory.
@@ -130,7 +130,7 @@ def compute_reference(network: Network, batches: Iterable[Batch], world: World, 
         network: the model before its first step.
         batches: this rank's; each example is in the batches of at most one rank.
         world: the ranks.
-        examples: number of examples in the split; those in no batch get 0.
+        examples: number of examples in the split; an example in no batch gets 0.
     """
     log_probabilities = torch.zeros(examples, 2)
     with network.no_grad_forward(_score_answers):

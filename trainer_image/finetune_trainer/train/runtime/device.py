@@ -42,7 +42,7 @@ class Gpus:
 
     @property
     def reason_for_none(self) -> str:
-        """Why the pod sees no GPU and what to check, as the end of a sentence."""
+        """Explain why the pod sees no GPU, with what to check, as the end of a sentence."""
         if self.torch_for_cpus is not None:
             return (
                 f"the image has torch {self.torch_for_cpus}, which is built for CPUs: set pods.train.image to an image "

@@ -57,7 +57,7 @@ def is_loss_of_peer(error: BaseException) -> bool:
 
 
 def _join_first_and_last_line(error: BaseException) -> str:
-    """Return the first line of an error and its last one: NCCL says in the first where it failed, and at the end which link did."""
+    """Return the first and the last line of an error: NCCL names the failed call in the first line, and the failed link in the last."""
     first, *more = str(error).strip().splitlines() or [type(error).__name__]
     return (
         f"{first[:_MAX_LINE_CHARS]} ... {more[-1].strip()[:_MAX_LINE_CHARS]}"

@@ -14,8 +14,8 @@ def load_recipe() -> Recipe:
     """Load the recipe at FINETUNE_RECIPE.
 
     Raises:
-        RecipeError: it cannot be read or does not fit the schema.
-        RecipeRefusedError: it lacks what the operator writes into the recipe of a job.
+        RecipeError: the recipe cannot be read or does not fit the schema.
+        RecipeRefusedError: the recipe lacks fields that the operator writes into the recipe of a job.
     """
     recipe = Recipe.load(os.environ.get(ENV_RECIPE, RECIPE_PATH))
     missing = _list_missing(recipe)

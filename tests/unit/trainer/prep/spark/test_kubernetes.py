@@ -159,7 +159,7 @@ def test_conf_of_the_recipe(conf: dict[str, str], expected: dict[str, str]) -> N
 def test_conf_may_not_set_what_has_a_field(name: str, field: str) -> None:
     with pytest.raises(RecipeRefusedError) as refused:
         settings(conf={name: "x"})
-    assert refused.value.message == f"data.prepare.spark.conf may not set {name}: use {field}"
+    assert refused.value.message == f"data.prepare.spark.conf cannot set {name}: use {field}"
 
 
 @pytest.mark.parametrize("name", kubernetes.FIXED)
@@ -167,7 +167,7 @@ def test_conf_may_not_set_what_follows_from_the_pod(name: str) -> None:
     with pytest.raises(RecipeRefusedError) as refused:
         settings(conf={name: "x"})
     assert refused.value.message == (
-        f"data.prepare.spark.conf may not set {name}: the operator sets it for the driver pod; remove it"
+        f"data.prepare.spark.conf cannot set {name}: the operator sets it for the driver pod; remove it"
     )
 
 

@@ -119,7 +119,7 @@ def test_conf_takes_no_setting_that_loads_code_or_moves_the_driver() -> None:
     with pytest.raises(RecipeRefusedError) as refused:
         settings(Spark(conf=accepted | dict.fromkeys(REFUSED_CONF, "x")))
     begin, _, _ = refused.value.message.partition(": it takes settings of execution")
-    assert begin == f"data.prepare.spark.conf may not set {', '.join(REFUSED_CONF)}"
+    assert begin == f"data.prepare.spark.conf cannot set {', '.join(REFUSED_CONF)}"
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_conf_takes_no_setting_that_loads_code_or_moves_the_driver() -> None:
 def test_conf_may_not_set_what_has_a_field(name: str, field: str) -> None:
     with pytest.raises(RecipeRefusedError) as refused:
         settings(Spark(conf={name: "x"}))
-    assert refused.value.message == f"data.prepare.spark.conf may not set {name}: use {field}"
+    assert refused.value.message == f"data.prepare.spark.conf cannot set {name}: use {field}"
 
 
 def test_spark_path() -> None:

@@ -60,7 +60,7 @@ def adapt(model: PreTrainedModel, method: Method, base: str, new_tokens: NewToke
     for weight in trained_parameters(adapted):
         # NB: a new parameter would no longer be tied.
         weight.data = weight.data.float()
-    # An adapter needs its base: record the name in the recipe, not a folder of this pod.
+    # An adapter is loaded with its base: record the name in the recipe, not a folder of this pod.
     adapted.peft_config["default"].base_model_name_or_path = base
     return adapted
 

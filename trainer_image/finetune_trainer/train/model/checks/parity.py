@@ -58,9 +58,9 @@ class Subject:
     """The field of the recipe that has the address."""
     remedy: str = "choose another model, or train it with your own script"
     packing_remedy: str | None = None
-    """What to do if only packed rows are wrong; None: the rows are not packed."""
+    """The remedy if only packed rows are wrong; None if the rows are not packed."""
     overflow_remedy: str | None = None
-    """What to do if the model overflows in FP16; None: it does not compute in FP16."""
+    """The remedy if the model overflows in FP16; None if it does not compute in FP16."""
 
     @classmethod
     def of(cls, recipe: Recipe) -> Subject:
@@ -85,11 +85,11 @@ class Comparison:
     """
 
     reference: float
-    """Between training's logits and those of the model's own forward pass."""
+    """Between training's logits and the logits of the model's own forward pass."""
     context: float
-    """Between training's logits of the second document and those with another first document and another last token."""
+    """Between training's logits of the second document and its logits with another first document and another last token."""
     look_ahead: float
-    """Between the model's own logits of a document and those with another last token, at the tokens before it."""
+    """Between the model's own logits of a document and its logits with another last token, at the tokens before it."""
     noise: float
     """Between the model's own logits with and without rounding noise in the embeddings."""
     precision: float

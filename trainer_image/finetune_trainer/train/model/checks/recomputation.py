@@ -75,7 +75,7 @@ def check_supported(model: nn.Module, recipe: Recipe) -> None:
     """Check that a model supports the activation checkpointing of a recipe; Auto requires no support.
 
     Raises:
-        RecipeRefusedError: it does not.
+        RecipeRefusedError: the model does not support the activation checkpointing.
     """
     kind = recipe.training.activation_checkpointing
     if kind not in ("None", "Auto") and not is_supported(model):
@@ -203,7 +203,7 @@ def verify(network: Network, kind: Recomputation, recipe: Recipe, world: World, 
 
 @dataclass(frozen=True)
 class _Call:
-    """How the model calls a layer: with the hidden states, and other arguments."""
+    """The arguments with which the model calls a layer: the hidden states, and other arguments."""
 
     name: str
     layer: nn.Module
@@ -271,7 +271,7 @@ def _compare_layer(call: _Call, device: torch.device, options: Mapping[str, Any]
     """Describe the first gradient of a layer that recomputation changes; None: no gradient changes.
 
     NB: only two sets of gradients exist at a time, on the device, which has room for them before the optimizer has states.
-    On the host, those of all ranks of a pod would need more than status.plan.hostMemory.
+    On the host, the gradients of all ranks of a pod would require more than status.plan.hostMemory.
     """
     plain = _compute_gradients(call, device)
     noise = _measure_distances(plain, _compute_gradients(call, device))

@@ -54,7 +54,7 @@ def read_memory_limit(world: World) -> float:
 
 @dataclass(frozen=True)
 class Choice:
-    """How a job uses the memory of a rank.
+    """The parts of a rank's memory that a job uses.
 
     kind: the activation checkpointing, one of KINDS.
     chunk_numbers: logits of a chunk of the loss.

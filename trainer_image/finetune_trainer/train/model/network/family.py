@@ -18,7 +18,7 @@ def check_causal(config: Any, what: str) -> None:
         what: the model, for the error message.
 
     Raises:
-        RecipeRefusedError: it is an encoder, an encoder-decoder model, or has no language model in transformers.
+        RecipeRefusedError: the model is an encoder, an encoder-decoder model, or has no language model in transformers.
     """
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 

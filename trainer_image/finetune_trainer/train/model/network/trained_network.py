@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from finetune_trainer.train.data.pack import Batch
 
     Computation = Callable[["Network", Batch, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
-    """What a forward pass computes from a batch and the hidden states at its targets: two tensors."""
+    """The computation of a forward pass from a batch and the hidden states at its targets: two tensors."""
 
 
 class Objective(Protocol):
@@ -31,7 +31,7 @@ class Objective(Protocol):
     metrics: ClassVar[tuple[str, ...]] = ()
     """MLflow names of the metrics that are reported in addition to the loss."""
     sums: ClassVar[int | None] = None
-    """How many sums a batch has for the metrics; None: one per metric."""
+    """The number of sums that a batch has for the metrics; None for one per metric."""
     cross_entropy: ClassVar[bool] = False
     """Whether the mean loss is a cross-entropy in nats, so that exp(loss) is a perplexity."""
     has_reference: ClassVar[bool] = False

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def find_muon_matrices(network: Network) -> list[nn.Parameter]:
-    """Return the matrices that Muon trains: those of the decoder's layers, as its authors do.
+    """Return the matrices that Muon trains: the matrices of the decoder's layers, as its authors do.
 
     The embedding and the output layer, vectors, other parameters of a layer, and experts that are stored as one tensor are
     trained by AdamW.

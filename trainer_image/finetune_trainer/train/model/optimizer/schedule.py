@@ -1,4 +1,4 @@
-"""The learning rate schedule, a function of the step: resuming needs no state."""
+"""The learning rate schedule, a function of the step: a resumed run restores no state."""
 
 from __future__ import annotations
 

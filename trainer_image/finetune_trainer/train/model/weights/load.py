@@ -52,7 +52,7 @@ def build_skeleton(recipe: Recipe, source: Path, world: World, field: str = "mod
     For an objective that compares answers, dropout is removed.
 
     Raises:
-        RecipeRefusedError: it cannot be loaded, is stored quantized, its context is shorter than training.maxLength, or its forward pass
+        RecipeRefusedError: the model cannot be loaded, is stored quantized, its context is shorter than training.maxLength, or its forward pass
             is random although answers are compared.
     """
     from transformers import AutoConfig
@@ -125,7 +125,7 @@ def load_unsharded(spec: Model, source: Path, device: str | None = None) -> PreT
         device: None: the host; `meta`: a model without values.
 
     Raises:
-        OSError, ValueError, KeyError, SafetensorError: it cannot be loaded.
+        OSError, ValueError, KeyError, SafetensorError: the model cannot be loaded.
     """
     from transformers import AutoModelForCausalLM
 
@@ -150,7 +150,7 @@ def load_quantized(
         new_tokens: tokens that get rows.
 
     Raises:
-        RecipeRefusedError: it cannot be loaded.
+        RecipeRefusedError: the base model cannot be loaded.
     """
     from transformers import AutoModelForCausalLM
 
@@ -251,7 +251,7 @@ def check_same_logits(rows: int, teacher_rows: int, base: str, teacher: str) -> 
     """Compare the sizes of two output layers.
 
     Raises:
-        RecipeRefusedError: they differ, so that the probabilities cannot be compared.
+        RecipeRefusedError: the sizes differ, so the probabilities cannot be compared.
     """
     if rows != teacher_rows:
         raise RecipeRefusedError(

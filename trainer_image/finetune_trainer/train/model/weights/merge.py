@@ -45,7 +45,7 @@ def fetch(
         check: checks the folder of the base's config before the weights are fetched.
 
     Raises:
-        RecipeRefusedError: it cannot be fetched, loaded or merged.
+        RecipeRefusedError: the model cannot be fetched, loaded or merged.
         TrainingError: the Hub does not answer.
     """
 
@@ -121,7 +121,7 @@ def merge_into_base(
         new_tokens: tokens of the adapter that the base does not have.
 
     Raises:
-        RecipeRefusedError: one of them cannot be loaded, or the adapter is virtual tokens, which cannot be merged.
+        RecipeRefusedError: the base or the adapter cannot be loaded, or the adapter consists of virtual tokens, which cannot be merged.
     """
     import peft
 
@@ -164,7 +164,7 @@ def copy_base(base: Path, spec: Model, directory: Path, field: str = "model.base
         field: the recipe's field that names it.
 
     Raises:
-        RecipeRefusedError: it cannot be loaded.
+        RecipeRefusedError: the base cannot be loaded.
     """
     with load.load_errors(spec, field):
         model = load.load_unsharded(spec, base) if not stored_tensors.has_safetensors(base) else None

@@ -171,7 +171,7 @@ class Standalone:
             adapted: the model with peft's adapter.
 
         Raises:
-            ValueError: it cannot be merged.
+            ValueError: the adapter cannot be merged.
         """
         tuner = adapted.base_model
         tuner._check_merge_allowed()  # noqa: SLF001 - peft's merge_and_unload begins with it

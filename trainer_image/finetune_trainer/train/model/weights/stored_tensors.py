@@ -99,7 +99,7 @@ def _find_files(source: Path) -> list[Path]:
 
 @dataclass(frozen=True)
 class Layout:
-    """How tensors in files map to the parameters of a model, and back.
+    """The mapping of tensors in files to the parameters of a model, and back.
 
     parts: the parameters and persistent buffers that the files hold, by their names in the model.
     targets: the parameters that each tensor in the files is part of, by its name there; without tensors that the model does not have.
