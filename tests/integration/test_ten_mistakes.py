@@ -121,7 +121,7 @@ def test_a_token_of_the_hub_on_the_trainer_alone(
 def test_a_wrong_queue(world: World) -> None:
     world.submit(splits_given(runPolicy={"queueName": "reserch"}))
     world.wait_condition("tune", "Trained", "QueueInadmissible")
-    sentence = "Job tune-train-1 is suspended and queue reserch has not admitted a Workload for it"
+    sentence = "Job tune-train-1 is suspended and queue reserch has not admitted a Workload for the Job"
     assert sentence in world.condition("tune", "Ready")["message"]
 
 

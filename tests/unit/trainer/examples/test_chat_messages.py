@@ -206,7 +206,8 @@ def test_weights_are_told_apart_from_messages() -> None:
 @pytest.mark.parametrize("value", [2, 0.5, -1, "yes", "", [1], {}])
 def test_what_is_no_weight(value: Any) -> None:
     with pytest.raises(
-        ValueError, match=r"weight of message 2 is .*: it says whether the message is learned, with 1 or 0"
+        ValueError,
+        match=r"weight of message 2 is .*, but must be 1 \(the message is learned\) or 0 \(it is not\)",
     ):
         chat_messages.weighed([*said("u"), {"role": "assistant", "weight": value}], "weight")
 

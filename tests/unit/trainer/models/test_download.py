@@ -231,9 +231,9 @@ def test_the_base_that_an_adapter_names_is_the_one_that_it_was_trained_on(
 
 
 GONE = {
-    "s3://bucket/nothing": "no longer exists: restore it, or start from another model",
-    "models:/nothing/1/model": "no longer exists: restore it, or start from another model",
-    "models:/plain/1/nothing": "no longer exists: restore it, or start from another model",
+    "s3://bucket/nothing": "no longer exists: restore the base, or start from another model",
+    "models:/nothing/1/model": "no longer exists: restore the base, or start from another model",
+    "models:/plain/1/nothing": "no longer exists: restore the base, or start from another model",
     BASE: "has changed: its digest is DIGEST, but the adapter was trained on sha256:0: restore those "
     "files, or start from another model",
 }

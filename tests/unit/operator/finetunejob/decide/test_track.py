@@ -119,7 +119,7 @@ NOT_FOUND = condition(
     "MLflow run r1 cannot be found: the operator checks again before it creates another run",
 )
 TRAINS = {"tune-train-1": child("tune-train-1")}
-RESTORE = "restore it, since the metrics and the model of this attempt belong to it"
+RESTORE = "restore the run, since the metrics and the model of this attempt belong to it"
 # What MLflow has, the condition before, the Jobs, and the seconds since: the actions, the run in the status, and the condition.
 LOST: dict[str, tuple[Mlflow, Condition | None, Json, float, Json]] = {
     "deleted before the attempt": (DELETED, None, {}, 0, {"actions": ["EnsureRun"], "run": None}),
