@@ -13,7 +13,7 @@ from finetune_operator.finetunejob.pods.workspace import federated_login
 from finetune_operator.finetunejob.preparation import catalog
 from finetune_operator.settings import Settings
 
-ITS = ", the catalog of the job or of its installation: create a job that names the table so, or that sets data.prepare.catalog"
+ITS = ", the catalog of the job or of the chart: create a job that names the table in this form, or that sets data.prepare.catalog"
 Json = dict[str, Any]
 UNITY: Json = {"type": "UnityCatalog", "unityCatalog": {"uri": "http://unity:8080"}}
 HIVE: Json = {"type": "Hive", "hive": {"uri": "thrift://metastore:9083"}}
