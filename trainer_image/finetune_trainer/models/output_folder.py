@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from finetune_trainer.pod.exit_status import PodFailure, RecipeRefusedError, TrainingError
+from finetune_trainer.pod.exit_status import PodFailure, RecipeRefusedError, SupersededError, TrainingError
 from finetune_trainer.storage import filesystems
 
 if TYPE_CHECKING:
@@ -81,7 +81,8 @@ class ModelFolder:
 
         Raises:
             RecipeRefusedError: the folder has other files or does not exist, or the pod is not allowed to write it.
-            TrainingError: the storage failed, or a later attempt writes the folder.
+            TrainingError: the storage failed.
+            SupersededError: a later attempt writes the folder.
         """
         with self._translating_errors(RecipeRefusedError):
             files, path = filesystems.open_filesystem(self.uri)
@@ -98,7 +99,7 @@ class ModelFolder:
         """Return whether an attempt of this job has completed the folder.
 
         Raises:
-            RecipeRefusedError, TrainingError: as `publish`.
+            RecipeRefusedError, TrainingError, SupersededError: as `publish`.
         """
         with self._translating_errors(TrainingError):
             current = self._check()
@@ -114,7 +115,8 @@ class ModelFolder:
 
         Raises:
             RecipeRefusedError: another job has taken the folder.
-            TrainingError: the storage failed, or a later attempt writes the folder.
+            TrainingError: the storage failed.
+            SupersededError: a later attempt writes the folder.
         """
         sources = {
             (PurePosixPath(part) / file.relative_to(folder)).as_posix(): file
@@ -148,7 +150,7 @@ class ModelFolder:
 
         Raises:
             RecipeRefusedError: the folder is not this job's.
-            TrainingError: a later attempt writes it.
+            SupersededError: a later attempt writes it.
         """
         files, path = filesystems.open_filesystem(self.uri)
         try:
@@ -167,9 +169,8 @@ class ModelFolder:
                 return current
             raise self._taken_error(self._describe_owner(current))
         if current.attempt > self._manifest.attempt:
-            raise TrainingError(
-                "Superseded",
-                f"attempt {current.attempt} of the job writes output.uri {self.uri}: this attempt does not publish the model",
+            raise SupersededError(
+                f"attempt {current.attempt} of the job writes output.uri {self.uri}: this attempt does not publish the model"
             )
         return current
 
@@ -292,5 +293,9 @@ def _is_empty(uri: str) -> bool:
         # NB: a missing bucket is reported when something is written to it.
         return True
     # NB: a pod that was killed or ran out of space may have left the manifest empty or half written.
-    begun = (f"/{MANIFEST}", f"/{MANIFEST}{filesystems.PART}")
-    return all(name.endswith(begun) for name in file_names)
+    return all(_is_manifest(PurePosixPath(name).name) for name in file_names)
+
+
+def _is_manifest(name: str) -> bool:
+    """Whether a file is the manifest, or one that `write_atomically` left."""
+    return name == MANIFEST or (name.startswith(f"{MANIFEST}.") and name.endswith(filesystems.PART))

@@ -66,9 +66,16 @@ class PreemptedError(PodFailure):
 
     exit_code = EXIT_PREEMPTED
 
-    def __init__(self, message: str, checkpoint_step: int | None) -> None:
-        super().__init__("Preempted", message)
+    def __init__(self, message: str, checkpoint_step: int | None, reason: str = "Preempted") -> None:
+        super().__init__(reason, message)
         self.checkpoint_step = checkpoint_step
+
+
+class SupersededError(PreemptedError):
+    """Newer pods of the job have taken over a folder that this pod writes to."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, None, reason="Superseded")
 
 
 def write_termination_message(code: int, message: TerminationMessage | None) -> None:  # noqa: ARG001 - Kubernetes reads the exit code of the process

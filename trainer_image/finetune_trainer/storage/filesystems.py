@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import secrets
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -213,8 +214,22 @@ def describe_failure(error: BaseException) -> str | None:
 
 def make_folder(files: AbstractFileSystem, path: str) -> None:
     """Make a folder. Do nothing in an object store, which has no folders: its client would create a missing bucket."""
-    if "file" in files.protocol or "volumes" in files.protocol:
+    if _has_folders(files):
         files.makedirs(path, exist_ok=True)
+
+
+def remove_empty_folder(files: AbstractFileSystem, path: str) -> None:
+    """Delete a folder if it is empty; an object store has no empty folders."""
+    if not _has_folders(files):
+        return
+    with suppress(OSError):
+        # NB: if something is written to the folder now, the folder cannot be deleted.
+        if not files.ls(path, detail=False):
+            files.rmdir(path)
+
+
+def _has_folders(files: AbstractFileSystem) -> bool:
+    return "file" in files.protocol or "volumes" in files.protocol
 
 
 def list_files(files: AbstractFileSystem, path: str) -> dict[str, dict[str, Any]]:
@@ -231,12 +246,14 @@ def write_atomically(files: AbstractFileSystem, path: str, content: bytes) -> No
     if "file" not in files.protocol:
         files.pipe_file(path, content)
         return
+    # NB: two pods may write the same file at the same time.
+    part = f"{path}.{secrets.token_hex(4)}{PART}"
     try:
-        files.pipe_file(f"{path}{PART}", content)
-        files.mv(f"{path}{PART}", path)
+        files.pipe_file(part, content)
+        files.mv(part, path)
     except OSError:
         with suppress(OSError):
-            files.rm_file(f"{path}{PART}")
+            files.rm_file(part)
         raise
 
 

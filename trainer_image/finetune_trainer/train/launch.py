@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from finetune_crds.contract import ENV_ATTEMPT, EXIT_PREEMPTED, PodError, TerminationMessage
 from finetune_trainer.pod import exit_status
+from finetune_trainer.pod.attempt import read_attempt
 from finetune_trainer.pod.exit_status import PodFailure, PreemptedError, TrainingError
 from finetune_trainer.train.runtime import scratch
 from finetune_trainer.train.runtime.preemption import NOT_STARTED, on_sigterm
@@ -133,7 +134,7 @@ def _run_workers(gang: Gang, recipe: Recipe, folder: Path) -> None:
         min_nodes=gang.nodes,
         max_nodes=gang.nodes,
         nproc_per_node=gang.processes,
-        run_id=f"{recipe.job.uid}-{os.environ.get(ENV_ATTEMPT, '1')}",
+        run_id=f"{recipe.job.uid}-{read_attempt()}",
         role="trainer",
         rdzv_backend="static",
         rdzv_endpoint=f"{gang.address}:{gang.port}",
@@ -202,7 +203,8 @@ def _build_stopped_failure(gang: Gang, folder: Path, received: signal.Signals) -
     for rank in range(first_rank, first_rank + gang.processes):
         outcome = scratch.read_outcome(folder, rank)
         if outcome is not None and outcome.message.error is not None and outcome.code == EXIT_PREEMPTED:
-            return PreemptedError(outcome.message.error.message, outcome.message.checkpoint_step)
+            error = outcome.message.error
+            return PreemptedError(error.message, outcome.message.checkpoint_step, error.reason)
     if not scratch.is_training(folder):
         return PreemptedError(NOT_STARTED, None)
     failure = PodFailure("Stopped", f"stopped by {received.name} before a checkpoint could be written")

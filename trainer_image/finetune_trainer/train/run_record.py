@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 from finetune_crds import contract
+from finetune_trainer.pod.attempt import read_attempt
 from finetune_trainer.train.delivery import lineage
 from finetune_trainer.train.runtime import device
 
@@ -29,7 +29,7 @@ def record_run(recipe: Recipe, world: World, tracker: Tracker, data: Corpus, res
         **lineage.build_source_tags(recipe, data.splits, eval_data, resumed_from),
         **lineage.build_preparation_tags(recipe),
         **device.tags(world.device),
-        contract.TAG_ATTEMPT: os.environ.get(contract.ENV_ATTEMPT, "1"),
+        contract.TAG_ATTEMPT: str(read_attempt()),
     }
     tracker.describe(lineage.build_run_params(recipe, data, resumed_from), tags)
     _record_datasets(recipe, tracker, data)

@@ -202,7 +202,7 @@ def test_folders_of_others(tmp_path: Path, source: Path) -> None:
         people: (64, "OutputTaken", TAKEN.format(people, "contains files that no FineTuneJob wrote")),
         broken: (64, "OutputTaken", TAKEN.format(broken, f"contains a {MANIFEST} that no FineTuneJob wrote")),
         own_folder: (
-            1,
+            75,
             "Superseded",
             f"attempt 2 of the job writes output.uri {own_folder}: this attempt does not publish the model",
         ),
@@ -256,7 +256,7 @@ def test_a_trained_model_whose_place_is_refused_is_tried_again(
     assert refusal(lambda: folder.publish({"": source}))[:2] == (1, reason)
 
 
-@pytest.mark.parametrize(("name", "content"), [(MANIFEST, ""), (f"{MANIFEST}.tmp", "{")])
+@pytest.mark.parametrize(("name", "content"), [(MANIFEST, ""), (f"{MANIFEST}.0f3a.tmp", "{")])
 def test_a_manifest_that_was_not_written_to_its_end_is_written_again(
     name: str, content: str, tmp_path: Path
 ) -> None:

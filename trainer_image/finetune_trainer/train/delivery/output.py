@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from typing import TYPE_CHECKING
 
-from finetune_crds.contract import ENV_ATTEMPT
 from finetune_trainer.models import base_reference
 from finetune_trainer.models.base_reference import Origin
 from finetune_trainer.models.output_folder import ModelFolder
+from finetune_trainer.pod.attempt import read_attempt
 from finetune_trainer.train.delivery.export import ADAPTER, MODEL
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ def folder_of(recipe: Recipe) -> ModelFolder | None:
     """Return the folder of a job's model; None if the recipe has no output."""
     if recipe.output is None:
         return None
-    return ModelFolder(recipe.output.uri, recipe.job, int(os.environ.get(ENV_ATTEMPT, "1")))
+    return ModelFolder(recipe.output.uri, recipe.job, read_attempt())
 
 
 def publish(output_folder: ModelFolder, exported: Path, recipe: Recipe, base: Origin | None) -> None:

@@ -78,7 +78,7 @@ class World:
                 code, reason, message = rank_failure
                 if code == EXIT_PREEMPTED:
                     raise PreemptedError(
-                        message, self.preemption.checkpoint_step if self.preemption else None
+                        message, self.preemption.checkpoint_step if self.preemption else None, reason
                     )
                 agreed = PodFailure(reason, message, rank=rank)
                 agreed.exit_code = code
