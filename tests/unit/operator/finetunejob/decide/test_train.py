@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from finetune_crds.conditions import ConditionReason, ConditionType
-from finetune_crds.contract import TerminationMessage, TrainResult
+from finetune_crds.contract import PodError, TerminationMessage, TrainResult
 from finetune_crds.status import LastFailure, ModelStatus, Nodes, Progress
 from fixtures.operator_in_memory.decisions import (
     ACCEPTED,
@@ -95,6 +95,26 @@ def test_an_attempt_waits_for_the_pods_of_the_one_before() -> None:
         "attempt 2 waits for pod tune-train-1-1-abcde on node node-1 of the previous attempt to stop",
     )
     assert (decision.status.phase, decision.requeue_seconds) == ("Starting", 5.0)
+
+
+def test_pods_of_an_earlier_attempt_that_find_themselves_replaced_do_not_affect_the_current_one() -> None:
+    before = running(attempt=2, restarts=1)
+    jobs = child(JOB, "Failed"), child("tune-train-2")
+    current = [pod("tune-train-2", index) for index in range(2)]
+    superseded = TerminationMessage(
+        error=PodError(reason="Superseded", message="newer pods claimed the checkpoint folder"),
+        checkpoint_step=40,
+    )
+    replaced = [ended(JOB, index, 75, superseded) for index in range(2)]
+    checkpoint = {"uri": "/checkpoints"}
+    alone = conclude(ftj(before, checkpoint=checkpoint), observed(*jobs, pods=current))
+    beside = conclude(ftj(before, checkpoint=checkpoint), observed(*jobs, pods=[*replaced, *current]))
+    assert beside == alone
+    assert said(beside, ConditionType.TRAINED) == (
+        "False",
+        ConditionReason.TRAINING,
+        "attempt 2 runs on 2 pods; kubectl logs job/tune-train-2 shows its progress",
+    )
 
 
 def test_an_attempt_whose_child_vanished_starts_again_under_its_number() -> None:
