@@ -25,7 +25,7 @@ RATE = 1e-2
 
 
 def recipe_for(
-    folder: Path, job: str = "tiny", parts: dict[str, Any] | None = None, **checkpoint: Any
+    folder: Path | str, job: str = "tiny", parts: dict[str, Any] | None = None, **checkpoint: Any
 ) -> Recipe:
     """A recipe that checkpoints each step, with other options and parts."""
     return Recipe.model_validate(
@@ -40,6 +40,18 @@ def recipe_for(
             **(parts or {}),
         }
     )
+
+
+def save_of(folder: Path, step: int) -> Path:
+    """The folder with the shards and the marker of a step that one generation of pods has written."""
+    (save,) = (folder / f"step-{step:08d}").glob("attempt-*")
+    return save
+
+
+def complete_steps(checkpoints: Path) -> list[int]:
+    """The steps of the complete checkpoints of the jobs in a folder."""
+    markers = checkpoints.glob("*/step-*/*/COMPLETE")
+    return sorted({int(marker.parent.parent.name.removeprefix("step-")) for marker in markers})
 
 
 def adamw(model: nn.Module) -> list[torch.optim.Optimizer]:
@@ -66,7 +78,7 @@ def muon(model: nn.Module) -> list[torch.optim.Optimizer]:
 class Run:
     """A sharded model in training, and its checkpoints; made anew, as the next attempt does."""
 
-    folder: Path
+    folder: Path | str
     world: World
     options: dict[str, Any] = field(default_factory=dict)
     width: int = 32

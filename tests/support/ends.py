@@ -152,12 +152,12 @@ class Attempt:
     def _unpublished(self) -> int | None:
         """The step of the checkpoint that this attempt is writing and has not published."""
         published, begun = 0, []
-        for folder in self.pod.folder.glob("checkpoints/*/step-*"):
+        for save in self.pod.folder.glob("checkpoints/*/step-*/*"):
             with suppress(FileNotFoundError):
-                if (folder / "COMPLETE").exists():
-                    published = max(published, _step(folder))
-                elif folder.stat().st_mtime > self.began:
-                    begun.append(_step(folder))
+                if (save / "COMPLETE").exists():
+                    published = max(published, _step(save.parent))
+                elif save.stat().st_mtime > self.began:
+                    begun.append(_step(save.parent))
         # NB: an old checkpoint that is being removed has no marker either.
         return next((step for step in begun if step > published), None)
 
@@ -212,10 +212,10 @@ def check_end(outcome: Outcome, how: Signal, step_before: int, newest: int) -> N
 def newest_complete(pod: Pod) -> int:
     """The step of the newest checkpoint that is published; 0: there is none. Its files have the sizes it says."""
     newest = 0
-    for marker in pod.folder.glob("checkpoints/*/step-*/COMPLETE"):
+    for marker in pod.folder.glob("checkpoints/*/step-*/*/COMPLETE"):
         files = json.loads(marker.read_text())["files"]
         assert {name: (marker.parent / name).stat().st_size for name in files} == files
-        newest = max(newest, _step(marker.parent))
+        newest = max(newest, _step(marker.parent.parent))
     return newest
 
 
@@ -242,9 +242,9 @@ def check_like_untouched(ended: Pod, losses: dict[int, float], untouched: Pod, e
 
 def state_at(pod: Pod, step: int) -> dict[str, torch.Tensor]:
     """Weights and optimizer state in the checkpoint of a step, by path."""
-    (folder,) = pod.folder.glob(f"checkpoints/*/step-{step:08d}")
+    (marker,) = pod.folder.glob(f"checkpoints/*/step-{step:08d}/*/COMPLETE")
     file = pod.folder / "state.pt"
-    dcp_to_torch_save(folder, file)
+    dcp_to_torch_save(marker.parent, file)
     tensors: dict[str, torch.Tensor] = {}
 
     def walk(path: str, node: Any) -> None:

@@ -19,6 +19,7 @@ from finetune_trainer.train.model.network.trained_network import Network
 from finetune_trainer.train.objectives.dpo import Dpo
 from finetune_trainer.train.objectives.kto import Kto
 from finetune_trainer.train.objectives.sft import Sft
+from support.checkpoints import complete_steps
 from support.ends import Attempt
 from support.evaluations import save_splits
 from support.ports import free_port
@@ -354,8 +355,7 @@ def test_a_loss_that_is_not_finite_ends_the_attempt_and_no_checkpoint_holds_it(
     assert (outcome.code, error.reason) == (1, "NonFiniteLoss")
     match = re.search(r"gradients of 4 steps up to step (\d+) are not finite", error.message)
     assert match is not None
-    complete = sorted(path.parent.name for path in pod.folder.glob("checkpoints/*/*/COMPLETE"))
-    assert complete == [f"step-{step:08d}" for step in range(1, int(match.group(1)))]
+    assert complete_steps(pod.folder / "checkpoints") == [*range(1, int(match.group(1)))]
 
 
 def test_a_run_decays_to_a_floor_and_is_evaluated_without_label_smoothing(

@@ -8,15 +8,20 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
+import torch
 
-from finetune_crds.contract import EXIT_PREEMPTED
+from finetune_crds.contract import ENV_ATTEMPT, EXIT_PREEMPTED
+from finetune_trainer.train.checkpoint.claim import MANIFEST
+from support.checkpoints import complete_steps
 from support.ends import (
+    EVERY_STEPS,
     Attempt,
     Signal,
     check_end,
     check_like_untouched,
     in_folder,
     newest_complete,
+    state_at,
     tiny_gang,
 )
 from support.pods import Pod, save_base_model
@@ -90,6 +95,51 @@ def test_a_run_that_is_ended_eight_times_is_the_run_that_nobody_touched(pod: Pod
     check_like_untouched(ended, losses, untouched, untouched_run)
 
 
+def test_pods_of_a_lost_node_that_wake_up_publish_nothing(pod: Pod, tmp_path: Path) -> None:
+    """They freeze while they write a checkpoint. Meanwhile the pods of the next attempt train to the end."""
+    changes = {"training.maxSteps": 18}
+    untouched = in_folder(pod, tmp_path / "untouched", changes)
+    untouched_run = untouched.run()
+    assert untouched_run.code == 0, untouched_run.output
+    older = in_folder(pod, tmp_path / "older", changes)
+    older.env[ENV_ATTEMPT] = "1"
+    newer = older.but({})
+    newer.env[ENV_ATTEMPT] = "2"
+    newer.folder = tmp_path / "newer"
+    newer.folder.mkdir()
+    checkpoints = older.folder / "checkpoints"
+    with Attempt.start(older) as attempt:
+        with attempt.frozen_in_a_save() as half_written:
+            newer_run = newer.run()
+            assert newer_run.code == 0, newer_run.output
+            published = contents(checkpoints)
+        outcome = attempt.end()
+    assert outcome.code == EXIT_PREEMPTED, outcome.output
+    assert outcome.message is not None
+    assert outcome.message.error is not None
+    assert outcome.message.error.reason == "Superseded", outcome.output
+    assert outcome.message.error.message.startswith(
+        f"newer pods of the job, of attempt 2, claimed the checkpoint folder {checkpoints}/"
+    )
+    # The older pods may have taken the steps until their next save.
+    assert max(outcome.losses) <= half_written + 2 * EVERY_STEPS
+    assert contents(checkpoints) == published
+    assert outcome.losses | newer_run.losses == untouched_run.losses
+    state, untouched_state = state_at(older, 18), state_at(untouched, 18)
+    assert [name for name in untouched_state if not torch.equal(state[name], untouched_state[name])] == []
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """The files that are part of a checkpoint, and the manifest."""
+    saves = {marker.parent for marker in folder.rglob("COMPLETE")}
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in files
+        if path.parent in saves or path.name == MANIFEST
+    }
+
+
 def test_another_number_of_ranks_goes_on_with_the_same_samples(pod: Pod, tmp_path: Path) -> None:
     """And with the same frozen weights, which PiSSA has changed."""
     save_base_model(tmp_path / "base")
@@ -141,5 +191,4 @@ def test_sigterm_to_one_pod_stops_all_ranks_after_the_same_step(pod: Pod, tmp_pa
         assert outcome.message is not None
         assert outcome.message.error is not None
         assert outcome.message.error.message == f"stopped by SIGTERM after the checkpoint of step {step}"
-    markers = [path.parent.name for path in tmp_path.glob("checkpoints/*/*/COMPLETE")]
-    assert markers == [f"step-{step:08d}"]
+    assert complete_steps(tmp_path / "checkpoints") == [step]

@@ -28,6 +28,7 @@ from finetune_trainer.train.model.optimizer.schedule import Schedule
 from finetune_trainer.train.objectives.sft import Sft
 from finetune_trainer.train.reporter import Reporter
 from support import networks
+from support.checkpoints import complete_steps
 from support.training import error_of, eval_loss_of, history, validation_loss
 
 if TYPE_CHECKING:
@@ -49,9 +50,7 @@ def evaluations(outcome: Outcome) -> dict[int, float]:
 
 def kept(pod: Pod) -> list[int]:
     """Steps of the complete checkpoints."""
-    return sorted(
-        int(path.parent.name.removeprefix("step-")) for path in pod.folder.glob("checkpoints/*/*/COMPLETE")
-    )
+    return complete_steps(pod.folder / "checkpoints")
 
 
 def test_the_weights_with_the_least_evaluation_loss_are_registered(
@@ -129,7 +128,7 @@ def test_the_run_says_while_checkpoints_cannot_be_written(
     )
     pod.env |= mlflow.env
 
-    def full(_folder: CheckpointFolder, _step: int, _progress: Any) -> None:
+    def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     def told() -> str:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from cluster import object_stores
+from finetune_crds.contract import ENV_ATTEMPT
 from finetune_crds.data import Splits
 from finetune_crds.recipe import JobReference
 from finetune_trainer.models import download
 from finetune_trainer.models.object_store import StoredModel
 from finetune_trainer.models.output_folder import ModelFolder
-from finetune_trainer.pod.exit_status import PodFailure
+from finetune_trainer.pod.exit_status import PodFailure, SupersededError
 from finetune_trainer.storage import filesystems
+from finetune_trainer.train.checkpoint.folder import CheckpointFolder
 from finetune_trainer.train.data import read
 from fixtures import fake_databricks
+from support import networks
+from support.checkpoints import Run, same
 from support.training import eval_loss_of
 
 if TYPE_CHECKING:
@@ -142,6 +146,65 @@ def test_of_several_writers_of_a_new_file_one_writes_it(store: Store) -> None:
     with pytest.raises(FileExistsError):
         filesystems.create_file(files, path, b"second")
     assert files.cat_file(path) == b"first"
+
+
+def test_two_generations_of_pods_write_one_checkpoint_folder(
+    store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    complete = two_generations_write_one_folder(f"{store.uri}/generations", monkeypatch, tmp_path)
+    # The marker of the older pods lists shards that are gone.
+    assert complete == [1, 2]
+
+
+def test_two_generations_of_pods_write_one_folder_in_a_volume_of_unity_catalog(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    volume = "/Volumes/main/llm/work"
+    with fake_databricks.running() as workspace:
+        workspace.files.volumes.add(volume)
+        for name, value in workspace.secret.items():
+            monkeypatch.setenv(name, value)
+        complete = two_generations_write_one_folder(volume, monkeypatch, tmp_path)
+    # There is no folder for the marker of the older pods.
+    assert complete == [2]
+
+
+def two_generations_write_one_folder(uri: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[int]:
+    """The older pods are paused between their last look at the manifest and their marker; the newer ones delete their shards.
+
+    Returns the attempts whose marker of step 2 exists then.
+    """
+    publish = CheckpointFolder.publish
+    newer: list[Run] = []
+
+    def publish_late(folder: CheckpointFolder, *content: Any) -> None:
+        monkeypatch.setattr(CheckpointFolder, "publish", publish)
+        monkeypatch.setenv(ENV_ATTEMPT, "2")
+        newer.append(Run(uri, world))
+        newer[0].resume()
+        newer[0].train_and_save(1)
+        publish(folder, *content)
+
+    with networks.alone() as world:
+        monkeypatch.setenv(ENV_ATTEMPT, "1")
+        older = Run(uri, world)
+        older.train_and_save(1)
+        older.train()
+        monkeypatch.setattr(CheckpointFolder, "publish", publish_late)
+        with pytest.raises(SupersededError):
+            older.save()
+        checkpoints = CheckpointFolder(older.checkpointer.folder)
+        saves = checkpoints.list_complete(checkpoints.list_saves(2))
+        untouched = Run(tmp_path, world)
+        untouched.train_and_save(2)
+        again = Run(uri, world)
+        assert again.resume().step == 2
+        assert same(again.state(), untouched.state())
+        again.train_and_save(2)
+        untouched.train_and_save(2)
+        assert same(again.state(), untouched.state())
+        assert [(save.step, save.attempt) for save in checkpoints.list_saves()] == [(3, 2), (4, 2)]
+    return [save.attempt for save in saves]
 
 
 def refusal(call: Callable[[], object]) -> tuple[str, str]:

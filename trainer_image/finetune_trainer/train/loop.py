@@ -56,6 +56,7 @@ class Loop:
 
         Raises:
             PreemptedError: SIGTERM arrived; a checkpoint is written where the recipe configures one.
+            SupersededError: newer pods of the job claimed the checkpoint folder.
             TrainingError: the loss is not finite or diverges, or the gradients of too many steps are not finite.
         """
         self.reporter.start(self.progress)
@@ -74,7 +75,7 @@ class Loop:
         return self._finish()
 
     def _train_step(self) -> bool:
-        """Take one optimizer step; returns whether any rank received SIGTERM."""
+        """Take one optimizer step; returns whether any rank received SIGTERM, or its save in flight failed."""
         started = self.reporter.clock()
         step, objective = self.progress.step, self.network.objective
         batches = self.feed.of_step(step)
@@ -82,7 +83,7 @@ class Loop:
             sum(objective.count(batch) for batch in batches),
             sum(batch.tokens for batch in batches),
             sum(batch.attended for batch in batches),
-            self.preemption.requested,
+            self.preemption.requested or (self.checkpointer is not None and self.checkpointer.has_failed),
         )
         # Dropout is a function of seed, step and rank, so that a resumed run restores no generator state.
         torch.manual_seed(seeds.derive(self.seed, step, self.world.rank))

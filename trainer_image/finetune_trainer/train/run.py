@@ -127,7 +127,7 @@ class Run:
         tokenizer = world.agree(lambda: load_tokenizer(self.recipe.model, base.tokenizer))
         checkpointer = self._build_checkpointer()
         resumed = self._find_checkpoint(checkpointer)
-        data = self._load_corpus(tokenizer, resumed)
+        data = self._load_corpus(tokenizer, checkpointer, resumed)
         # Refuse a schedule that does not fit the number of steps before minutes of loading.
         world.agree(lambda: Schedule.of(self.recipe.training, data.plan.max_steps))
         progress = self._start_progress(data, checkpointer, resumed)
@@ -166,7 +166,9 @@ class Run:
         self.preemption.checkpoint_step = checkpointer.published if checkpointer is not None else None
         return resumed
 
-    def _load_corpus(self, tokenizer: PreTrainedTokenizerBase, resumed: Progress | None) -> corpus.Corpus:
+    def _load_corpus(
+        self, tokenizer: PreTrainedTokenizerBase, checkpointer: Checkpointer | None, resumed: Progress | None
+    ) -> corpus.Corpus:
         return corpus.load(
             self.recipe,
             tokenizer,
@@ -174,6 +176,7 @@ class Run:
             scratch.path() / "tokens",
             version=resumed.data_version if resumed is not None else None,
             on_counts=lambda counts: self.tracker.metrics(0, counts),
+            confirm=checkpointer.claim.confirm if checkpointer is not None else lambda: None,
         )
 
     def _start_progress(
@@ -249,7 +252,13 @@ class Run:
         resume_from = newest.locate_resume_from(self.recipe)
         foreign_folder = resume_from[0] if resume_from is not None else None
         settings = continuation.digest(self.recipe)
-        return KeptReference(checkpointer.folder, settings, self.world, foreign_folder)
+        return KeptReference(
+            checkpointer.folder,
+            settings,
+            self.world,
+            foreign_folder=foreign_folder,
+            confirm=checkpointer.claim.confirm,
+        )
 
     def _load_checkpoint(self, inputs: Inputs, network: Network, optimizer: Optimizer) -> None:
         """Load weights, optimizer state and loss scale from the checkpoint to resume from, if any."""
@@ -344,6 +353,7 @@ class Run:
                 ),
                 base.origin,
                 say=self.world.say,
+                confirm=partial(_confirm_delivery, checkpointer),
             )
         step = checkpointer.published if checkpointer is not None else None
         return TerminationMessage(train=result, checkpoint_step=step)
@@ -356,3 +366,10 @@ class Run:
         return self.preemption.interrupt_on_sigterm(
             f"stopped by SIGTERM after the last step, {step}, before the model was delivered"
         )
+
+
+def _confirm_delivery(checkpointer: Checkpointer | None) -> None:
+    """Raise SupersededError if newer pods of the job have claimed the checkpoint folder."""
+    if checkpointer is not None:
+        # NB: output.uri and the registry have checks of their own.
+        checkpointer.claim.try_to_confirm("and the model is delivered")

@@ -16,11 +16,11 @@ from torch import nn
 
 from finetune_trainer.pod.exit_status import PodFailure
 from finetune_trainer.storage import filesystems
-from finetune_trainer.train.checkpoint.folder import MARKER, CheckpointFolder
+from finetune_trainer.train.checkpoint.folder import MARKER, CheckpointFolder, Save
 from finetune_trainer.train.model.optimizer.compact_adamw import CompactAdamW
 from finetune_trainer.train.runtime.distributed import World
 from support import networks
-from support.checkpoints import RATE, Run, compact, same
+from support.checkpoints import RATE, Run, compact, same, save_of
 
 
 @pytest.fixture
@@ -50,13 +50,13 @@ def test_a_checkpoint_written_during_training_holds_the_step_it_was_taken_at(
 ) -> None:
     """Trap 11: what is written is a copy. The writer is held back until the tensors it was given have changed."""
     trained_on = threading.Event()
-    remove = CheckpointFolder.remove
+    list_saves = CheckpointFolder.list_saves
 
-    def held_back(folder: CheckpointFolder, step: int) -> None:
+    def held_back(folder: CheckpointFolder, only: int | None = None) -> list[Save]:
         assert trained_on.wait(60)
-        remove(folder, step)
+        return list_saves(folder, only)
 
-    monkeypatch.setattr(CheckpointFolder, "remove", held_back)
+    monkeypatch.setattr(CheckpointFolder, "list_saves", held_back)
     for _ in range(2):  # the second copy goes where the first one was
         trained_on.clear()
         run.train()
@@ -67,9 +67,10 @@ def test_a_checkpoint_written_during_training_holds_the_step_it_was_taken_at(
         assert not same(state_at_save, run.state())
         trained_on.set()
         run.checkpointer.drain()
-        again = Run(run.folder, run.world)
-        again.resume()
-        assert same(again.state(), state_at_save)
+        # NB: another attempt of the same job would take the folder over.
+        reader = run.next_job(run.steps)
+        reader.resume()
+        assert same(reader.state(), state_at_save)
     assert run.published == [1, 5]
 
 
@@ -115,7 +116,7 @@ def test_training_goes_on_while_the_disk_is_full(
     assert same(again.state(), run.state())
 
 
-@pytest.mark.parametrize("part", ["remove", "publish"])
+@pytest.mark.parametrize("part", ["list_saves", "publish"])
 def test_a_storage_may_fail_before_and_after_the_shards_too(
     run: Run, monkeypatch: pytest.MonkeyPatch, part: str
 ) -> None:
@@ -133,7 +134,7 @@ def test_a_storage_may_fail_before_and_after_the_shards_too(
         'the checkpoint of step 2 could not be written (rank 0: Could not connect to the endpoint URL: "http://storage")'
         ": the newest checkpoint is at step 1; training continues and tries again at the next checkpoint"
     )
-    assert Run(run.folder, run.world).resume().step == 1
+    assert run.next_job(run.steps).resume().step == 1
     run.train_and_save(1)
     assert (run.checkpointer.failure, run.published, folders(run)) == (None, [1, 3], [1, 3])
 
@@ -143,10 +144,10 @@ def test_old_checkpoints_that_cannot_be_deleted_do_no_harm(
 ) -> None:
     remove = CheckpointFolder.remove
 
-    def refused(folder: CheckpointFolder, step: int) -> None:
-        if step == 1:
+    def refused(folder: CheckpointFolder, saves: list[Save]) -> None:
+        if any(save.step == 1 for save in saves):
             raise PermissionError(13, "Permission denied")
-        remove(folder, step)
+        remove(folder, saves)
 
     run.train_and_save(2)
     with monkeypatch.context() as patch:
@@ -196,14 +197,19 @@ def test_the_best_checkpoint_is_kept_beside_the_newest_ones(run: Run) -> None:
 
 
 def test_what_a_dead_attempt_left_is_no_part_of_a_checkpoint(run: Run) -> None:
-    step_folder = run.steps / "step-00000001"
-    step_folder.mkdir(parents=True)
-    for name in (MARKER, ".metadata", "__3_0.distcp"):
-        (step_folder / name).write_text("{}")
+    for place in ("step-00000001/attempt-1-00000000", "step-00000001", "step-00000002"):
+        (run.steps / place).mkdir(parents=True, exist_ok=True)
+        for name in (".metadata", "__3_0.distcp"):
+            (run.steps / place / name).write_text("{}")
     run.train_and_save(1)
-    assert sorted(path.name for path in step_folder.iterdir()) == [".metadata", MARKER, "__0_0.distcp"]
-    sizes = {path.name: path.stat().st_size for path in step_folder.iterdir() if path.name != MARKER}
-    assert json.loads((step_folder / MARKER).read_text())["files"] == sizes
+    save = save_of(run.steps, 1)
+    assert [*save.parent.iterdir()] == [save]
+    assert sorted(path.name for path in save.iterdir()) == [".metadata", MARKER, "__0_0.distcp"]
+    sizes = {path.name: path.stat().st_size for path in save.iterdir() if path.name != MARKER}
+    assert json.loads((save / MARKER).read_text())["files"] == sizes
+    assert run.next_job(run.steps).resume().step == 1
+    run.train_and_save(1)
+    assert [*save_of(run.steps, 2).parent.iterdir()] == [save_of(run.steps, 2)]
 
 
 def cut(folder: Path) -> None:
@@ -233,13 +239,13 @@ def test_a_damaged_checkpoint_is_skipped_and_never_in_silence(
     run: Run, capsys: pytest.CaptureFixture[str], damage: Callable[[Path], object], sentence: str
 ) -> None:
     run.train_and_save(2)
-    damage(run.steps / "step-00000002")
+    damage(save_of(run.steps, 2))
     again = Run(run.folder, run.world)
     assert again.resume().step == 1
     output = capsys.readouterr().out
     assert output.startswith(f"the checkpoint {run.steps}/step-00000002 is damaged ({sentence}")
     assert output.endswith("): using the older checkpoint of step 1\n")
-    (run.steps / "step-00000001" / ".metadata").unlink()
+    (save_of(run.steps, 1) / ".metadata").unlink()
     code, reason, message = refusal(again.checkpointer.find_newest)
     assert (code, reason) == (64, "CheckpointDamaged")
     assert f"is damaged ({sentence}" in message
@@ -252,7 +258,7 @@ def test_a_damaged_checkpoint_is_skipped_and_never_in_silence(
 @pytest.mark.parametrize("name", [".metadata", "__0_0.distcp"])
 def test_a_file_of_the_right_size_that_cannot_be_read_is_damage_too(run: Run, name: str) -> None:
     run.train_and_save(1)
-    garble(run.steps / "step-00000001", name)
+    garble(save_of(run.steps, 1), name)
     code, reason, message = refusal(Run(run.folder, run.world).resume)
     assert (code, reason) == (64, "CheckpointDamaged")
     assert message.startswith(f"the checkpoint {run.steps}/step-00000001 is damaged (")

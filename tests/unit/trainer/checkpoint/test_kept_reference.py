@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from finetune_trainer.pod.exit_status import PodFailure, SupersededError
 from finetune_trainer.train.checkpoint.kept_reference import KeptReference
 from finetune_trainer.train.data.feed import Examples
 from support import networks
@@ -55,7 +56,7 @@ def test_what_is_kept_is_found_for_the_same_split_and_settings(
 def test_that_of_the_job_which_is_carried_on_is_only_read(tmp_path: Path, world: World, split: Split) -> None:
     first, second = str(tmp_path / "first"), str(tmp_path / "second")
     KeptReference(first, "s1", world).save(replace(split, reference=REFERENCE))
-    store = KeptReference(second, "s1", world, first)
+    store = KeptReference(second, "s1", world, foreign_folder=first)
     loaded = store.load(all_of(split))
     assert loaded is not None
     np.testing.assert_array_equal(loaded.reference, REFERENCE)
@@ -99,3 +100,14 @@ def test_a_storage_that_takes_nothing_stops_no_training(
     KeptReference(str(tmp_path / "job"), "r1", world).save(replace(split, reference=REFERENCE))
     output = capsys.readouterr().out
     assert output.startswith("cannot store the reference; later attempts compute it again: "), output
+
+
+def test_pods_that_newer_ones_have_replaced_store_nothing(tmp_path: Path, world: World, split: Split) -> None:
+    def replaced() -> None:
+        raise SupersededError("newer pods claimed the folder")
+
+    store = KeptReference(str(tmp_path), "r1", world, confirm=replaced)
+    with pytest.raises(PodFailure) as caught:
+        store.save(replace(split, reference=REFERENCE))
+    assert (caught.value.exit_code, caught.value.reason) == (75, "Superseded")
+    assert [*tmp_path.rglob("*.npy*")] == []

@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 
 from finetune_trainer.pod.exit_status import PodFailure
+from finetune_trainer.train.checkpoint.claim import MANIFEST
 from finetune_trainer.train.checkpoint.folder import MARKER
 from finetune_trainer.train.checkpoint.progress import Progress
 from finetune_trainer.train.runtime.distributed import World
 from support import networks
-from support.checkpoints import Run, same
+from support.checkpoints import Run, same, save_of
 
 Json = dict[str, Any]
 
@@ -73,7 +74,11 @@ def test_a_job_carries_another_one_on_and_writes_its_own_folder(first: Run) -> N
     assert (second.checkpointer.published, second.checkpointer.best_step) == (None, 2)
     second.progress = progress
     second.train_and_save(3)
-    assert sorted(path.name for path in second.steps.iterdir()) == ["step-00000005", "step-00000006"]
+    assert sorted(path.name for path in second.steps.iterdir()) == [
+        MANIFEST,
+        "step-00000005",
+        "step-00000006",
+    ]
     assert files(first.steps) == before
 
     later = first.next_job(first.steps)
@@ -84,7 +89,7 @@ def test_a_job_carries_another_one_on_and_writes_its_own_folder(first: Run) -> N
     later.checkpointer.load_weights(2, later.model)
     assert not same(later.state(), second.state())
     for step in (2, 3):
-        (first.steps / f"step-0000000{step}" / MARKER).unlink()
+        (save_of(first.steps, step) / MARKER).unlink()
     without = begun(first.next_job(first.steps))
     # The next evaluation has no best one to be compared with, so its weights are kept.
     assert (without.best_step, without.best_step_loss, without.best_eval_loss) == (None, None, None)
@@ -117,7 +122,7 @@ def test_a_step_of_the_other_job_that_has_the_same_number_is_not_the_best(first:
     second.train_and_save(3, best=4)
     first.train_and_save(2)
     assert [path.name for path in first.steps.glob("step-*4")] == ["step-00000004"]
-    (second.steps / "step-00000004" / MARKER).unlink()
+    (save_of(second.steps, 4) / MARKER).unlink()
     assert begun(first.next_job(first.steps)).best_step is None
 
 
@@ -167,7 +172,7 @@ def test_another_run_is_refused_with_what_differs(first: Run, parts: Json, messa
 
 
 def test_a_folder_without_a_checkpoint_is_refused(first: Run) -> None:
-    for place in (first.folder / "elsewhere", first.steps / "step-00000009"):
+    for place in (first.steps / "elsewhere", first.steps / "step-00000009"):
         assert refusal(first.next_job(place).checkpointer.find_newest) == (
             64,
             "CheckpointNotFound",
@@ -178,7 +183,7 @@ def test_a_folder_without_a_checkpoint_is_refused(first: Run) -> None:
 
 def test_a_damaged_checkpoint_of_another_job_is_not_to_be_deleted(first: Run) -> None:
     for step in (2, 3):
-        (first.steps / f"step-0000000{step}" / ".metadata").unlink()
+        (save_of(first.steps, step) / ".metadata").unlink()
     code, reason, message = refusal(first.next_job(first.steps).checkpointer.find_newest)
     assert (code, reason) == (64, "CheckpointDamaged")
     assert message.endswith("restore its files, or set checkpoint.resumeFrom to another checkpoint")
@@ -189,7 +194,7 @@ def test_a_checkpoint_that_another_job_deletes_meanwhile_is_looked_for_again(fir
     second = first.next_job(first.steps)
     progress = second.checkpointer.find_newest()
     assert progress is not None
-    (first.steps / "step-00000003" / name).unlink()
+    (save_of(first.steps, 3) / name).unlink()
     assert refusal(lambda: second.checkpointer.load(progress, second.model, second.optimizers)) == (
         1,
         "CheckpointUnreadable",
@@ -228,7 +233,7 @@ def test_a_job_that_carries_another_one_on_starts_from_that_again(first: Run) ->
     second = first.next_job(first.steps)
     second.progress = begun(second)
     second.train_and_save(1)
-    newest = second.steps / "step-00000004"
+    newest = save_of(second.steps, 4)
     start_over = f"delete the folder {second.steps} to start from checkpoint.resumeFrom again"
     begin_on = partial(second.checkpointer.begin_on, second.resume(), eval_data="v1", max_steps=9)
     assert refusal(partial(begin_on, examples="e2"))[2].endswith(f"): restore the examples, or {start_over}")
@@ -267,7 +272,13 @@ def test_a_run_that_has_more_steps_already_is_refused(first: Run) -> None:
 
 
 def test_a_checkpoint_of_an_earlier_release_is_its_own_jobs(first: Run) -> None:
-    marker = first.steps / "step-00000003" / MARKER
+    # That release had one folder for each step, and no claim.
+    save = save_of(first.steps, 3)
+    for file in save.iterdir():
+        file.rename(save.parent / file.name)
+    save.rmdir()
+    (first.steps / MANIFEST).unlink()
+    marker = save.parent / MARKER
     written = json.loads(marker.read_text())
     assert written.pop("settings") == {
         "data.columns.text": "text", "data.columns.type": "Text", "data.splits.path": "/corpus", "data.splits.type": "Delta",
@@ -280,6 +291,7 @@ def test_a_checkpoint_of_an_earlier_release_is_its_own_jobs(first: Run) -> None:
     progress = same_job.resume()
     begun = same_job.checkpointer.begin_on(progress, examples="e1", eval_data="v1", max_steps=9)
     assert (begun.step, begun.examples, begun.eval_data, begun.best_eval_loss) == (3, "e1", "v1", 1.0)
+    assert same(same_job.state(), first.state())
     assert refusal(first.next_job(first.steps).checkpointer.find_newest) == (
         64,
         "ForeignCheckpoint",
@@ -287,10 +299,18 @@ def test_a_checkpoint_of_an_earlier_release_is_its_own_jobs(first: Run) -> None:
         "run: resume that job with this release until it writes a new checkpoint and use that one, or create this "
         "job without checkpoint.resumeFrom",
     )
+    # Its evaluation says that it is the best one: the marker is written again, where it is.
+    same_job.save(best=True)
+    assert json.loads(marker.read_text())["progress"]["best_step"] == 3
+    same_job.train_and_save(2)
+    kept = [path.relative_to(first.steps) for path in first.steps.glob("step-*/**/*") if path.name == MARKER]
+    assert sorted(path.parts[0] for path in kept) == [f"step-0000000{step}" for step in (3, 4, 5)]
+    same_job.train_and_save(1, best=6)
+    assert not save.parent.exists()
 
 
 def test_what_a_later_release_keeps_in_a_checkpoint_is_no_damage(first: Run) -> None:
-    marker = first.steps / "step-00000003" / MARKER
+    marker = save_of(first.steps, 3) / MARKER
     written = json.loads(marker.read_text())
     written["progress"]["later"] = 1
     marker.write_text(json.dumps(written))

@@ -12,6 +12,7 @@ import pytest
 from finetune_crds.data import Splits
 from finetune_crds.recipe import Recipe
 from finetune_trainer.examples.tokenizer import load_tokenizer
+from finetune_trainer.pod.exit_status import PodFailure, SupersededError
 from finetune_trainer.train.data import corpus, dataset
 from finetune_trainer.train.data.encode import Encoder
 from finetune_trainer.train.data.token_cache import TokenCache, compute_digest
@@ -30,11 +31,19 @@ def world() -> Iterator[World]:
         yield lone_world
 
 
-def loaded(pod: Pod, world: World, attempt: str, version: int | None = None) -> corpus.Corpus:
+def loaded(
+    pod: Pod,
+    world: World,
+    attempt: str,
+    version: int | None = None,
+    confirm: Callable[[], None] = lambda: None,
+) -> corpus.Corpus:
     recipe = Recipe.model_validate(pod.recipe)
     tokenizer = load_tokenizer(recipe.model, Path(recipe.model.base))
     folder = pod.folder / attempt
-    return corpus.load(recipe, tokenizer, world, folder, version=version, on_counts=lambda _: None)
+    return corpus.load(
+        recipe, tokenizer, world, folder, version=version, on_counts=lambda _: None, confirm=confirm
+    )
 
 
 def arrays(data: corpus.Corpus) -> list[Any]:
@@ -109,6 +118,24 @@ def test_a_storage_that_fails_stops_no_attempt(
         "cannot store the tokens of split train; later attempts tokenize it again: "
         in capsys.readouterr().out
     )
+
+
+@pytest.mark.parametrize("calls", [1, 2])
+def test_pods_that_newer_ones_have_replaced_store_no_split(stored: Pod, world: World, calls: int) -> None:
+    """They look before they write, and before the marker."""
+    confirmations = iter([*[None] * (calls - 1), SupersededError("newer pods claimed the folder")])
+
+    def confirm() -> None:
+        error = next(confirmations)
+        if error is not None:
+            raise error
+
+    with pytest.raises(PodFailure) as caught:
+        loaded(stored, world, "first", confirm=confirm)
+    assert (caught.value.exit_code, caught.value.reason) == (75, "Superseded")
+    checkpoints = stored.folder / "checkpoints"
+    assert [*checkpoints.rglob("COMPLETE")] == []
+    assert bool([*checkpoints.rglob("*.npy")]) == (calls == 2)
 
 
 def test_without_checkpoints_or_a_version_nothing_is_stored(pod: Pod, stored: Pod) -> None:

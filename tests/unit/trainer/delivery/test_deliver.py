@@ -10,12 +10,13 @@ from finetune_crds.contract import TrainResult
 from finetune_crds.data import Splits
 from finetune_crds.recipe import Recipe
 from finetune_trainer.models.base_reference import Origin
-from finetune_trainer.pod.exit_status import RecipeRefusedError, TrainingError
+from finetune_trainer.pod.exit_status import RecipeRefusedError, SupersededError, TrainingError
 from finetune_trainer.train.delivery import lineage, output
 from finetune_trainer.train.delivery.deliver import deliver
 from finetune_trainer.train.delivery.register import Registry
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from support.training import Mlflow
@@ -23,7 +24,13 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.usefixtures("mlflow_imported")
 
 
-def attempted(tmp_path: Path, number: int, run_id: str | None, upload: str | None = None) -> TrainResult:
+def attempted(
+    tmp_path: Path,
+    number: int,
+    run_id: str | None,
+    upload: str | None = None,
+    confirm: Callable[[], None] = lambda: None,
+) -> TrainResult:
     """An attempt, whose weights are its number, that has trained to the end and delivers its model."""
     recipe = Recipe.model_validate(
         {
@@ -46,7 +53,9 @@ def attempted(tmp_path: Path, number: int, run_id: str | None, upload: str | Non
     assert to is not None
     to.claim()
     export = tmp_path / f"export-{number}"
-    return deliver(model_lineage, run_id, export, write, Origin("org/base"), say=lambda _: None)
+    return deliver(
+        model_lineage, run_id, export, write, Origin("org/base"), say=lambda _: None, confirm=confirm
+    )
 
 
 def weights(tmp_path: Path) -> str:
@@ -66,6 +75,26 @@ def test_a_refusal_of_the_registry_is_not_tried_again(
         Registry(mlflow.run_id, None).register("team/support", "m-1", tmp_path, {})
     assert (refused.value.reason, refused.value.exit_code) == ("RegistrationRefused", 64)
     assert "Invalid model name 'team/support'" in refused.value.message
+
+
+@pytest.mark.parametrize("calls", [1, 2, 3])
+def test_pods_that_newer_ones_have_replaced_deliver_nothing_more(
+    tmp_path: Path, mlflow: Mlflow, monkeypatch: pytest.MonkeyPatch, calls: int
+) -> None:
+    """They look before they write the folder, upload the model and register it."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", mlflow.uri)
+    confirmations = iter([*[None] * (calls - 1), SupersededError("newer pods claimed the folder")])
+
+    def confirm() -> None:
+        error = next(confirmations)
+        if error is not None:
+            raise error
+
+    with pytest.raises(SupersededError):
+        attempted(tmp_path, 1, mlflow.run_id, confirm=confirm)
+    assert (tmp_path / "output" / "model.safetensors").exists() == (calls > 1)
+    assert bool([*(tmp_path / "artifacts").rglob("model.safetensors")]) == (calls > 2)
+    assert [*mlflow.client().search_model_versions("name='tiny'")] == []
 
 
 def test_an_attempt_whose_upload_failed_is_repeated(

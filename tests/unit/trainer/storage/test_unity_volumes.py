@@ -15,7 +15,7 @@ from finetune_trainer.models.output_folder import ModelFolder
 from finetune_trainer.pod.exit_status import PodFailure
 from finetune_trainer.storage import filesystems, unity_volumes
 from finetune_trainer.storage.unity_volumes import VolumesFileSystem
-from finetune_trainer.train.checkpoint.folder import CheckpointFolder, Marker
+from finetune_trainer.train.checkpoint.folder import CheckpointFolder, Marker, Save
 from fixtures.fake_databricks import Fault, Workspace, running
 
 if TYPE_CHECKING:
@@ -271,26 +271,28 @@ def test_without_a_login(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
         f"model.base {VOLUME} requires credentials, but the environment has none: set tracking.uri to databricks, or "
         "DATABRICKS_HOST and DATABRICKS_TOKEN, in a pod by envFrom",
     )
-    assert failure(lambda: CheckpointFolder(VOLUME).steps())[1] == (
+    assert failure(lambda: CheckpointFolder(VOLUME).list_saves())[1] == (
         "a volume of Unity Catalog requires credentials for its workspace: set tracking.uri to databricks"
     )
 
 
 def test_a_checkpoint_is_found_by_its_marker(workspace: Workspace) -> None:
     place = CheckpointFolder(f"{VOLUME}/checkpoints")
-    assert place.steps() == []
+    assert place.list_saves() == []
     files = VolumesFileSystem()
-    for step in (2, 4):
-        files.makedirs(place.uri_of(step))
-        files.pipe_file(f"{place.uri_of(step)}/shard", b"weights")
-    place.publish(2, Marker({"step": 2}, {}))
-    assert (place.steps(), place.list_complete_steps(), place.read(2)) == (
-        [2, 4],
+    saves = [Save(place.uri, step, "attempt-1-0f3a") for step in (2, 4)]
+    for save in saves:
+        files.makedirs(save.uri)
+        files.pipe_file(f"{save.uri}/shard", b"weights")
+    place.publish(saves[0], Marker({"step": 2}, {}), place.list_sizes(saves[0]))
+    assert (place.list_saves(), place.list_complete_steps(), place.read(2)) == (
+        saves,
         [2],
-        Marker({"step": 2}, {}),
+        (Marker({"step": 2}, {}), saves[0]),
     )
-    place.remove(2)
-    assert place.steps() == [4]
+    place.remove(saves[:1])
+    assert place.list_saves() == saves[1:]
+    assert files.ls(place.uri, detail=False) == [f"{place.uri}/step-00000004"]
 
 
 def test_a_model_that_is_written_again_has_nothing_of_the_earlier_one(

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import threading
-from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import asdict, replace
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,10 +16,15 @@ from torch.distributed.checkpoint.state_dict import set_model_state_dict, set_op
 
 from finetune_crds import contract
 from finetune_crds.continuation import differences_of_examples, settings
-from finetune_trainer.pod.exit_status import RecipeRefusedError, TrainingError
+from finetune_trainer.pod.attempt import read_attempt
+from finetune_trainer.pod.exit_status import RecipeRefusedError, SupersededError
 from finetune_trainer.storage import filesystems
 from finetune_trainer.train.checkpoint import newest
-from finetune_trainer.train.checkpoint.folder import CheckpointFolder, Marker
+from finetune_trainer.train.checkpoint.background import run_in_thread
+from finetune_trainer.train.checkpoint.claim import Claim, build_token
+from finetune_trainer.train.checkpoint.folder import CheckpointFolder, Marker, Save
+from finetune_trainer.train.checkpoint.leader import run_on_leader
+from finetune_trainer.train.checkpoint.retention import select_left_over, select_old
 from finetune_trainer.train.checkpoint.shards import (
     TRAINED_ONLY,
     Writer,
@@ -34,6 +38,7 @@ from finetune_trainer.train.model.adapters import pissa
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from concurrent.futures import Future
 
     from torch import nn
 
@@ -46,7 +51,8 @@ if TYPE_CHECKING:
 class Checkpointer:
     """The checkpoints of one job.
 
-    A storage failure never stops training: `failure` has the reason until a later save succeeds. Every attribute is
+    A storage failure never stops training: `failure` has the reason until a later save succeeds. If newer pods of the job claim
+    the folder, all ranks raise SupersededError before they write, publish or delete a checkpoint. Every attribute is
     the same on all ranks.
 
     Args:
@@ -84,15 +90,19 @@ class Checkpointer:
         self._on_published = on_published
         self._on_failed = on_failed
         self._checkpoints = CheckpointFolder(self.folder)
+        attempt = read_attempt()
+        self.claim = Claim(self.folder, attempt, world.broadcast(build_token(attempt)))
+        """The claim on the folder; only rank 0 confirms it."""
         # NB: an asynchronous save runs collectives in another thread; a separate group keeps them apart from those
         # of the loop.
         timeout = timedelta(seconds=recipe.distributed.collective_timeout_seconds)
         self._group = dist.new_group(backend="gloo", timeout=timeout)
+        self._run_on_leader = partial(run_on_leader, world=world, group=self._group)
         self._stager = build_stager(pinned=world.device.type == "cuda")
         self._in_flight: Future[None] | None = None
         self._resume_point: ResumePoint | None = None
-        # Folders of checkpoints that another job has written, by step. They are never written to.
-        self._foreign_folders: dict[int, str] = {}
+        # The saves that this attempt may read: of the newest checkpoint, and of the best one.
+        self._saves: dict[int, Save] = {}
 
     def find_newest(self) -> Progress | None:
         """Return the progress of the checkpoint that the attempt begins with, the same on all ranks.
@@ -101,20 +111,23 @@ class Checkpointer:
 
         Raises:
             RecipeRefusedError: it belongs to another recipe, or all are damaged.
+            SupersededError: a higher attempt of the job has claimed the folder.
             TrainingError: the storage failed.
         """
-        resume_point = self._world.agree(
-            lambda: newest.find_newest(self.folder, self._recipe) if self._world.leads else None
-        )
+
+        def claim_and_find() -> ResumePoint | None:
+            # NB: in this order: older pods then neither publish nor delete a checkpoint after the search.
+            self.claim.try_to_confirm("and the next save claims it")
+            return newest.find_newest(self.folder, self._recipe)
+
+        resume_point = self._world.agree(lambda: claim_and_find() if self._world.leads else None)
         self._resume_point = self._world.broadcast(resume_point)
         if self._resume_point is None:
             return None
-        progress, folder = self._resume_point.progress, self._resume_point.folder
-        self.published = progress.step if folder == self.folder else None
+        progress, save, best = self._resume_point.progress, self._resume_point.save, self._resume_point.best
         self.best_step, self.best_step_loss = progress.best_step, progress.best_step_loss
-        self._foreign_folders = {progress.step: folder} if folder != self.folder else {}
-        if progress.best_step is not None and progress.best_in:
-            self._foreign_folders[progress.best_step] = progress.best_in
+        self._saves = {each.step: each for each in (best, save) if each is not None}
+        self.published = None if self._is_foreign(progress.step) else progress.step
         return progress
 
     def begin_on(
@@ -140,7 +153,7 @@ class Checkpointer:
             )
             remedy = (
                 "create the job without checkpoint.resumeFrom"
-                if progress.step in self._foreign_folders
+                if self._is_foreign(progress.step)
                 else newest.explain_start_over(self.folder, self._recipe)
             )
             raise RecipeRefusedError(
@@ -195,20 +208,26 @@ class Checkpointer:
         """Read a part of a checkpoint, after checking that it has the names and shapes of `weights` and the dtypes of `moments`."""
         stored = StoredCheckpoint(
             self._uri_of(step),
+            self._saves[step].uri,
             base=str(self._recipe.model.base),
             remedy=self._suggest_remedy(step),
             start_over=self._explain_start_over(step),
-            is_foreign=step in self._foreign_folders,
+            is_foreign=self._is_foreign(step),
         )
         stored.read(state, weights, moments or {}, self._world, self._group)
 
     def _uri_of(self, step: int) -> str:
         """Return the URI of the checkpoint of a step, in the folder of this job or of the job that it continues."""
-        return contract.checkpoint_uri(self._foreign_folders.get(step, self.folder), step)
+        save = self._saves.get(step)
+        return contract.checkpoint_uri(self.folder if save is None else save.folder, step)
+
+    def _is_foreign(self, step: int) -> bool:
+        """Whether another job has written the save of a step, which is then only read."""
+        return step in self._saves and self._saves[step].folder != self.folder
 
     def _suggest_remedy(self, step: int) -> str:
         """Say what to do if the checkpoint is damaged."""
-        if step in self._foreign_folders:
+        if self._is_foreign(step):
             return "set checkpoint.resumeFrom to another checkpoint"
         first = "the start" if newest.locate_resume_from(self._recipe) is None else "checkpoint.resumeFrom"
         return (
@@ -217,7 +236,7 @@ class Checkpointer:
 
     def _explain_start_over(self, step: int) -> str:
         """Say how to train without the checkpoint."""
-        if step in self._foreign_folders:
+        if self._is_foreign(step):
             return self._suggest_remedy(step)
         return newest.explain_start_over(self.folder, self._recipe)
 
@@ -241,6 +260,9 @@ class Checkpointer:
             optimizers: its optimizers.
             wait: return after the checkpoint is published or has failed.
             best: keep it until a better checkpoint is saved.
+
+        Raises:
+            SupersededError: newer pods of the job have claimed the folder; after an asynchronous save, the next call raises it.
         """
         self.drain()
         is_written = self.published == progress.step
@@ -253,8 +275,8 @@ class Checkpointer:
             best_step=best_step,
             best_step_loss=progress.best_eval_loss if best else self.best_step_loss,
             best_in=""
-            if best_step is None or best_step == progress.step
-            else self._foreign_folders.get(best_step, ""),
+            if best_step is None or best_step == progress.step or not self._is_foreign(best_step)
+            else self._saves[best_step].folder,
         )
         state = None if is_written else get_training_state(model, optimizers)
         if wait or not self._asynchronous:
@@ -262,10 +284,15 @@ class Checkpointer:
         else:
             # NB: the next steps change the tensors in place, so the save writes a copy.
             staged = None if state is None else self._stager.stage(state)
-            self._in_flight = _run_in_thread(lambda: self._write(progress, staged), self._world.device)
+            self._in_flight = run_in_thread(lambda: self._write(progress, staged), self._world.device)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the save in flight has ended with an error, which the next `save` or `drain` raises."""
+        return self._in_flight is not None and self._in_flight.done() and bool(self._in_flight.exception())
 
     def drain(self) -> None:
-        """Wait until the save in flight, if any, is published or has failed."""
+        """Wait until the save in flight, if any, is published or has failed; errors as in `save`."""
         if self._in_flight is not None:
             in_flight, self._in_flight = self._in_flight, None
             in_flight.result()
@@ -273,28 +300,55 @@ class Checkpointer:
     def _write(self, progress: Progress, state: dict[str, Any] | None) -> None:
         """Write the shards, and publish the checkpoint when all are complete; without `state` they exist already."""
         step = progress.step
+        save = self._saves[step] if state is None else Save(self.folder, step, self.claim.token)
         problem = None
-        if state is not None:
-            # A killed attempt may have left shards of the same step.
-            problem = self._run_on_leader(lambda: self._checkpoints.remove(step))
-            problem = problem or self._write_shards(step, state)
-        marker = Marker(asdict(progress), self._settings)
-        problem = problem or self._run_on_leader(lambda: self._checkpoints.publish(step, marker))
+        try:
+            if state is not None:
+                problem = self._run_on_leader(lambda: self._remove_left_over(step))
+                problem = problem or self._write_shards(save, state)
+            marker = Marker(asdict(progress), self._settings)
+            problem = problem or self._run_on_leader(lambda: self._publish(save, marker))
+            if problem is not None:
+                # Newer pods may have deleted the shards.
+                self._run_on_leader(self.claim.confirm)
+        except SupersededError:
+            if state is not None:
+                self._remove_half_written(save)
+            raise
         if problem is None:
             self.published, self.failure = step, None
-            self._foreign_folders.pop(step, None)
+            self._saves[step] = save
             self.best_step, self.best_step_loss = progress.best_step, progress.best_step_loss
             if self._world.leads:
                 self._on_published(step)
-                self._remove_old(step)
+            self._run_on_leader(lambda: self._remove_old(step))
         else:
-            self._record_failure(step, problem, half_written=state is not None)
+            if state is not None:
+                self._remove_half_written(save)
+            self._record_failure(step, problem)
 
-    def _write_shards(self, step: int, state: dict[str, Any]) -> str | None:
+    def _remove_left_over(self, step: int) -> None:
+        """Delete what killed attempts wrote for a step without publishing it."""
+        saves = self._checkpoints.list_saves(step)
+        complete = self._checkpoints.list_complete(saves)
+        left_over = select_left_over(saves, complete, attempt=self.claim.attempt)
+        self.claim.confirm()
+        # NB: killed pods may still write there.
+        with filesystems.tolerate_failures(
+            f"what an earlier attempt left of step {step} could not be deleted"
+        ):
+            self._checkpoints.remove(left_over)
+
+    def _publish(self, save: Save, marker: Marker) -> None:
+        # NB: newer pods that claim the folder after `confirm` may delete the shards. The marker lists them, so the save is then damaged.
+        sizes = self._checkpoints.list_sizes(save)
+        self.claim.confirm()
+        self._checkpoints.publish(save, marker, sizes)
+
+    def _write_shards(self, save: Save, state: dict[str, Any]) -> str | None:
         """Write the shards of every rank; returns the first storage error, on all ranks."""
-        uri = self._checkpoints.uri_of(step)
         try:
-            dcp.save(state, storage_writer=Writer(uri), process_group=self._group)
+            dcp.save(state, storage_writer=Writer(save.uri), process_group=self._group)
         except CheckpointException as error:
             rank, cause = first_failure(error)
             reason = filesystems.describe_failure(cause)
@@ -303,27 +357,13 @@ class Checkpointer:
             return f"rank {rank}: {reason}"
         return None
 
-    def _run_on_leader(self, call: Callable[[], None]) -> str | None:
-        """Call on rank 0; returns its storage error, if any, on all ranks."""
-        reason: str | None = None
-        unexpected: Exception | None = None
+    def _remove_half_written(self, save: Save) -> None:
+        """Delete the shards of a save of this generation; if some remain, they have no marker, and a later save deletes them."""
         if self._world.leads:
-            try:
-                call()
-            except Exception as error:  # noqa: BLE001 - raised on all ranks
-                reason = filesystems.describe_failure(error)
-                unexpected = error if reason is None else None
-        errors = [reason, None if unexpected is None else repr(unexpected)]
-        dist.broadcast_object_list(errors, src=0, group=self._group)
-        if unexpected is not None:
-            raise unexpected
-        if errors[1] is not None:
-            raise TrainingError(
-                "CheckpointFailed", f"rank 0 could not publish a checkpoint: {errors[1]}", rank=0
-            )
-        return errors[0] if errors[0] is None else f"rank 0: {errors[0]}"
+            with suppress(Exception):
+                self._checkpoints.remove([save])
 
-    def _record_failure(self, step: int, problem: str, *, half_written: bool) -> None:
+    def _record_failure(self, step: int, problem: str) -> None:
         fallback = (
             "there is no checkpoint yet"
             if self.published is None
@@ -336,10 +376,6 @@ class Checkpointer:
         if not self._world.leads:
             return
         print(self.failure, flush=True)
-        if half_written:
-            # Files that remain have no marker; the next save of this step deletes them.
-            with suppress(Exception):
-                self._checkpoints.remove(step)
         self._on_failed(step, self.failure)
 
     def _remove_old(self, newest_step: int) -> None:
@@ -347,26 +383,16 @@ class Checkpointer:
         with filesystems.tolerate_failures(
             f"old checkpoints in {self.folder} could not be deleted, and the next save retries"
         ):
-            complete = [step for step in self._checkpoints.list_complete_steps() if step <= newest_step]
-            kept_steps = {*complete[-self._keep :], self.best_step}
-            for step in self._checkpoints.steps():
-                if step not in kept_steps and step < newest_step:
-                    self._checkpoints.remove(step)
-
-
-def _run_in_thread(work: Callable[[], None], device: torch.device) -> Future[None]:
-    future: Future[None] = Future()
-
-    def run() -> None:
-        try:
-            if device.type == "cuda":
-                # NB: a new thread starts on the first GPU: every rank would allocate memory there.
-                torch.cuda.set_device(device)
-            work()
-        except BaseException as error:  # noqa: BLE001 - drain() raises it
-            future.set_exception(error)
-        else:
-            future.set_result(None)
-
-    threading.Thread(target=run, name="checkpoint").start()
-    return future
+            saves = self._checkpoints.list_saves()
+            complete = self._checkpoints.list_complete(saves)
+            old = select_old(
+                saves,
+                complete,
+                attempt=self.claim.attempt,
+                newest_step=newest_step,
+                keep=self._keep,
+                best_step=self.best_step,
+            )
+            # NB: `saves` has nothing of pods that claim the folder later.
+            self.claim.confirm()
+            self._checkpoints.remove(old)

@@ -13,10 +13,13 @@ from finetune_crds import contract
 from finetune_trainer.storage import filesystems
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
     from fsspec import AbstractFileSystem
 
 MARKER = "COMPLETE"
 _STEP_FOLDER = re.compile(r"step-(\d{8})$")
+_GENERATION_FOLDER = re.compile(r"attempt-(\d+)-[0-9a-f]+$")
 
 
 class DamagedError(Exception):
@@ -34,11 +37,37 @@ class Marker:
     settings: dict[str, Any]
 
 
-class CheckpointFolder:
-    """Folders `step-<8 digits>`, on a volume or in an object store.
+@dataclass(frozen=True)
+class Save:
+    """What one generation of pods wrote for one step.
 
-    A checkpoint is complete when it has its marker, which is written last and lists all files with their sizes. A
-    folder without a marker was left by a killed attempt. All methods but `uri_of` raise storage errors.
+    folder: URI of the checkpoint folder.
+    step: the step.
+    generation: the token of the generation; empty if an earlier release wrote the save, in the folder of the step itself.
+    """
+
+    folder: str
+    step: int
+    generation: str
+
+    @property
+    def uri(self) -> str:
+        """URI of the folder with the shards and the marker."""
+        return _join(contract.checkpoint_uri(self.folder, self.step), self.generation)
+
+    @property
+    def attempt(self) -> int:
+        """The attempt that wrote the save; 0 if an earlier release wrote it."""
+        match = _GENERATION_FOLDER.match(self.generation)
+        return int(match.group(1)) if match else 0
+
+
+class CheckpointFolder:
+    """Folders `step-<8 digits>/<generation>`, on a volume or in an object store.
+
+    A generation writes only to folders with its own token, so that pods of an older generation never change what a newer one wrote.
+    A save is complete when it has its marker, which is written last and lists all files with their sizes. A save without a
+    marker was left by a killed attempt. A checkpoint is complete when one of its saves is. All methods raise storage errors.
     """
 
     def __init__(self, uri: str) -> None:
@@ -57,41 +86,83 @@ class CheckpointFolder:
     def _path(self) -> str:
         return self._place[1]
 
-    def uri_of(self, step: int) -> str:
-        """Return the URI of the checkpoint of a step."""
-        return contract.checkpoint_uri(self.uri, step)
-
-    def steps(self) -> list[int]:
-        """Return the steps with a folder, complete or not, in ascending order."""
-        try:
-            names = self._files.ls(self._path, detail=False)
-        except FileNotFoundError:
-            return []
-        matches = (_STEP_FOLDER.search(name.rstrip("/")) for name in names)
-        return sorted(int(match.group(1)) for match in matches if match)
+    def list_saves(self, only: int | None = None) -> list[Save]:
+        """Return all saves, or those of one step, complete or not, the oldest first."""
+        steps = self._list_steps() if only is None else [only]
+        return [save for step in steps for save in self._list_saves_of(step)]
 
     def list_complete_steps(self) -> list[int]:
-        """Return the steps with a marker, in ascending order."""
-        return [step for step in self.steps() if self._files.exists(self._marker(step))]
+        """Return the steps with a complete save, in ascending order."""
+        return sorted({save.step for save in self.list_complete(self.list_saves())})
 
-    def publish(self, step: int, marker: Marker) -> None:
-        """Write the marker of a checkpoint whose files are all written."""
-        text = json.dumps({**asdict(marker), "files": self._list_sizes(step)})
-        filesystems.write_atomically(self._files, self._marker(step), text.encode())
+    def list_complete(self, saves: Iterable[Save]) -> list[Save]:
+        """Return the saves that have their marker."""
+        return [save for save in saves if self._files.exists(self._marker(save))]
 
-    def read(self, step: int) -> Marker:
-        """Return the marker of a checkpoint.
+    def list_sizes(self, save: Save) -> dict[str, int]:
+        """Return the size in bytes of each file of a save except the marker, by name."""
+        entries = self._files.ls(self._locate(save), detail=True)
+        sizes = {_name(entry): int(entry["size"] or 0) for entry in entries if entry["type"] == "file"}
+        return {name: size for name, size in sizes.items() if not name.startswith(MARKER)}
+
+    def publish(self, save: Save, marker: Marker, sizes: Mapping[str, int]) -> None:
+        """Write the marker of a save whose files are all written.
+
+        Args:
+            save: the save.
+            marker: its marker.
+            sizes: the sizes of its files, as `list_sizes` returns them.
+        """
+        text = json.dumps({**asdict(marker), "files": dict(sizes)})
+        filesystems.write_atomically(self._files, self._marker(save), text.encode())
+
+    def read(self, step: int) -> tuple[Marker, Save]:
+        """Return the newest undamaged save of a checkpoint, with its marker.
 
         Raises:
-            DamagedError: the marker is unreadable, or a file is missing or has another size.
+            DamagedError: a marker is unreadable, or a file is missing or has another size, in each complete save.
+            FileNotFoundError: the checkpoint has no complete save.
         """
+        damage: DamagedError | None = None
+        for save in reversed(self._list_saves_of(step)):
+            try:
+                return self._read(save), save
+            except DamagedError as error:
+                damage = damage or error
+            except FileNotFoundError:
+                continue
+        raise damage or FileNotFoundError(f"{contract.checkpoint_uri(self.uri, step)} has no file {MARKER}")
+
+    def remove(self, saves: Iterable[Save]) -> None:
+        """Delete saves, each marker first, and the folders of steps that are then empty."""
+        steps = set()
+        for save in saves:
+            steps.add(save.step)
+            with suppress(FileNotFoundError):
+                self._files.rm_file(self._marker(save))
+            with suppress(FileNotFoundError):
+                self._remove_files(save)
+        for step in steps:
+            filesystems.remove_empty_folder(self._files, contract.checkpoint_uri(self._path, step))
+
+    def _remove_files(self, save: Save) -> None:
+        if save.generation:
+            self._files.rm(self._locate(save), recursive=True)
+            return
+        # NB: a newer generation may write to a folder in this one.
+        for entry in self._list(self._locate(save)):
+            if entry["type"] == "file":
+                self._files.rm_file(entry["name"])
+
+    def _read(self, save: Save) -> Marker:
+        text = self._files.cat_file(self._marker(save))
         try:
-            content = json.loads(self._files.cat_file(self._marker(step)))
+            content = json.loads(text)
             marker = Marker(dict(content["progress"]), content.get("settings") or {})
             expected_sizes: dict[str, int] = content["files"]
         except (ValueError, KeyError, TypeError) as error:
             raise DamagedError(f"its file {MARKER} cannot be read") from error
-        actual_sizes = self._list_sizes(step)
+        actual_sizes = self.list_sizes(save)
         for name, size in expected_sizes.items():
             if name not in actual_sizes:
                 raise DamagedError(f"its file {name} is missing")
@@ -99,20 +170,43 @@ class CheckpointFolder:
                 raise DamagedError(f"its file {name} has {actual_sizes[name]:,} bytes instead of {size:,}")
         return marker
 
-    def remove(self, step: int) -> None:
-        """Delete a checkpoint, the marker first."""
-        for path, recursive in ((self._marker(step), False), (self._folder(step), True)):
-            with suppress(FileNotFoundError):
-                self._files.rm(path, recursive=recursive)
+    def _list_steps(self) -> list[int]:
+        """Return the steps with a folder, in ascending order."""
+        matches = (_STEP_FOLDER.match(_name(entry)) for entry in self._list(self._path))
+        return sorted(int(match.group(1)) for match in matches if match)
 
-    def _list_sizes(self, step: int) -> dict[str, int]:
-        """Return the size in bytes of each file of a checkpoint except the marker, by name."""
-        entries = self._files.ls(self._folder(step), detail=True)
-        sizes = {str(entry["name"]).rsplit("/", 1)[-1]: int(entry["size"] or 0) for entry in entries}
-        return {name: size for name, size in sizes.items() if name and not name.startswith(MARKER)}
+    def _list_saves_of(self, step: int) -> list[Save]:
+        """Return all saves of a step, complete or not, the oldest first."""
+        entries = self._list(contract.checkpoint_uri(self._path, step))
+        generations = [_name(entry) for entry in entries if entry["type"] == "directory"]
+        saves = [
+            Save(self.uri, step, generation)
+            for generation in generations
+            if _GENERATION_FOLDER.match(generation)
+        ]
+        if any(entry["type"] == "file" for entry in entries):
+            saves.append(Save(self.uri, step, ""))
+        return sorted(saves, key=lambda save: (save.attempt, save.generation))
 
-    def _folder(self, step: int) -> str:
-        return contract.checkpoint_uri(self._path, step)
+    def _list(self, path: str) -> list[dict[str, Any]]:
+        try:
+            entries: list[dict[str, Any]] = self._files.ls(path, detail=True)
+        except FileNotFoundError:
+            return []
+        # NB: a web console that makes a folder writes an empty object with its name.
+        return [entry for entry in entries if str(entry["name"]).rstrip("/") != path.rstrip("/")]
 
-    def _marker(self, step: int) -> str:
-        return f"{self._folder(step)}/{MARKER}"
+    def _locate(self, save: Save) -> str:
+        return _join(contract.checkpoint_uri(self._path, save.step), save.generation)
+
+    def _marker(self, save: Save) -> str:
+        return f"{self._locate(save)}/{MARKER}"
+
+
+def _join(folder: str, generation: str) -> str:
+    return f"{folder}/{generation}" if generation else folder
+
+
+def _name(entry: Mapping[str, Any]) -> str:
+    """Return the name of an entry of a folder; a store may write a slash after that of a folder."""
+    return str(entry["name"]).rstrip("/").rsplit("/", 1)[-1]

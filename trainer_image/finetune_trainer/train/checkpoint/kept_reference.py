@@ -12,6 +12,8 @@ from finetune_trainer.pod.release import get_release
 from finetune_trainer.storage import filesystems
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from fsspec import AbstractFileSystem
 
     from finetune_trainer.train.data.dataset import Split
@@ -29,14 +31,24 @@ class KeptReference:
         settings: digest of the settings that a resumed run must share.
         world: the ranks, all of which call the methods together.
         foreign_folder: the folder of the job that this one continues, which is only read.
+        confirm: called on rank 0 before each write; raises SupersededError if newer pods of the job have claimed the folder.
     """
 
-    def __init__(self, folder: str, settings: str, world: World, foreign_folder: str | None = None) -> None:
+    def __init__(
+        self,
+        folder: str,
+        settings: str,
+        world: World,
+        *,
+        foreign_folder: str | None = None,
+        confirm: Callable[[], None] = lambda: None,
+    ) -> None:
         # Another release may compute other values.
         self._name = f"reference-{settings}-{get_release()}"
         self._folder = folder
         self._folders = [folder, *([foreign_folder] if foreign_folder else [])]
         self._world = world
+        self._confirm = confirm
 
     def load(self, examples: Examples) -> Split | None:
         """Return the split with its reference; None unless the values of all examples of the sequences are stored."""
@@ -51,6 +63,7 @@ class KeptReference:
 
     def _try_to_write(self, split: Split) -> None:
         with filesystems.tolerate_failures("cannot store the reference; later attempts compute it again"):
+            self._confirm()
             self._write(split)
 
     def _read(self, examples: Examples) -> np.ndarray | None:

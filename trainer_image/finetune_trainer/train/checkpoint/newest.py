@@ -10,7 +10,7 @@ from finetune_crds import contract
 from finetune_crds.continuation import differences
 from finetune_trainer.pod.exit_status import PodFailure, RecipeRefusedError, TrainingError
 from finetune_trainer.storage import filesystems
-from finetune_trainer.train.checkpoint.folder import CheckpointFolder, DamagedError
+from finetune_trainer.train.checkpoint.folder import CheckpointFolder, DamagedError, Save
 from finetune_trainer.train.checkpoint.progress import Progress
 
 if TYPE_CHECKING:
@@ -25,12 +25,14 @@ class ResumePoint:
     """A complete, undamaged checkpoint that the recipe may resume from.
 
     progress: has a best checkpoint only if that is usable; `best_in` is empty if it is in the job's own folder.
-    folder: URI of the folder with the checkpoint.
+    save: the save of the checkpoint.
+    best: the save of the best checkpoint, if there is one.
     settings: of the recipe that wrote it; empty if an earlier release wrote it.
     """
 
     progress: Progress
-    folder: str
+    save: Save
+    best: Save | None
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -55,10 +57,11 @@ def find_newest(job_folder: str, recipe: Recipe) -> ResumePoint | None:
     """
     checkpoint = _find_newest_in(job_folder, explain_start_over(job_folder, recipe))
     if checkpoint is not None:
-        progress, marker = checkpoint
+        progress, marker, save = checkpoint
         remedy = f"set the fields back, or {explain_start_over(job_folder, recipe)}"
         _check_settings(contract.checkpoint_uri(job_folder, progress.step), progress, marker, recipe, remedy)
-        return ResumePoint(_locate_best(progress, job_folder, job_folder), job_folder, marker.settings)
+        progress, best = _locate_best(progress, job_folder, job_folder)
+        return ResumePoint(progress, save, best, marker.settings)
     resume_from = locate_resume_from(recipe)
     if resume_from is None:
         return None
@@ -71,7 +74,7 @@ def find_newest(job_folder: str, recipe: Recipe) -> ResumePoint | None:
             "status.checkpoint.uri of a job, or remove resumeFrom",
             reason="CheckpointNotFound",
         )
-    progress, marker = checkpoint
+    progress, marker, save = checkpoint
     uri = contract.checkpoint_uri(foreign_folder, progress.step)
     if not marker.settings:
         raise RecipeRefusedError(
@@ -82,15 +85,14 @@ def find_newest(job_folder: str, recipe: Recipe) -> ResumePoint | None:
         )
     remedy = "create the job with the values of that run, or without checkpoint.resumeFrom"
     _check_settings(uri, progress, marker, recipe, remedy)
-    progress = _locate_best(progress, foreign_folder, job_folder)
-    return ResumePoint(
-        progress.for_new_job(uri, _choose_data_version(recipe, progress, marker)),
-        foreign_folder,
-        marker.settings,
-    )
+    progress, best = _locate_best(progress, foreign_folder, job_folder)
+    progress = progress.for_new_job(uri, _choose_data_version(recipe, progress, marker))
+    return ResumePoint(progress, save, best, marker.settings)
 
 
-def _find_newest_in(folder: str, remedy: str, *, only: int | None = None) -> tuple[Progress, Marker] | None:
+def _find_newest_in(
+    folder: str, remedy: str, *, only: int | None = None
+) -> tuple[Progress, Marker, Save] | None:
     """Return the newest undamaged checkpoint in a folder, or that of step `only`; None without a complete one."""
     checkpoints = CheckpointFolder(folder)
     damaged: list[str] = []
@@ -99,13 +101,13 @@ def _find_newest_in(folder: str, remedy: str, *, only: int | None = None) -> tup
             if only not in (None, step):
                 continue
             try:
-                marker = checkpoints.read(step)
+                marker, save = checkpoints.read(step)
             except DamagedError as error:
-                damaged.append(f"the checkpoint {checkpoints.uri_of(step)} is damaged ({error})")
+                damaged.append(f"the checkpoint {contract.checkpoint_uri(folder, step)} is damaged ({error})")
                 continue
             for sentence in damaged:
                 print(f"{sentence}: using the older checkpoint of step {step}", flush=True)
-            return Progress.of(marker.progress), marker
+            return Progress.of(marker.progress), marker, save
     if damaged:
         raise RecipeRefusedError(
             f"{damaged[0]} and there is no older checkpoint: restore its files, or {remedy}",
@@ -136,22 +138,22 @@ def _choose_data_version(recipe: Recipe, progress: Progress, marker: Marker) -> 
     return progress.data_version if marker.settings.get("data.splits.path") == splits.path else None
 
 
-def _locate_best(progress: Progress, folder: str, job_folder: str) -> Progress:
-    """Return the progress of a checkpoint in `folder` for a job in `job_folder`, which decides on `best_in`.
+def _locate_best(progress: Progress, folder: str, job_folder: str) -> tuple[Progress, Save | None]:
+    """Return the progress of a checkpoint in `folder` for a job in `job_folder`, and the save of the best checkpoint.
 
-    If the best checkpoint is unusable, the progress has none.
+    The folder of the job decides on `best_in`. If the best checkpoint is unusable, the progress has none.
     """
     step, best_folder = progress.best_step, progress.best_in or folder
     if step is None:
-        return progress
+        return progress, None
     with _raise_storage_errors(best_folder):
         try:
-            CheckpointFolder(best_folder).read(step)
+            _marker, save = CheckpointFolder(best_folder).read(step)
         except (DamagedError, FileNotFoundError) as error:
             uri = contract.checkpoint_uri(best_folder, step)
             print(f"the best checkpoint {uri} is unusable ({error})", flush=True)
-            return progress.without_best()
-    return replace(progress, best_in="" if best_folder == job_folder else best_folder)
+            return progress.without_best(), None
+    return replace(progress, best_in="" if best_folder == job_folder else best_folder), save
 
 
 @contextmanager

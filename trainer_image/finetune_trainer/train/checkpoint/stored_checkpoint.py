@@ -31,7 +31,8 @@ class StoredCheckpoint:
     """A complete checkpoint.
 
     Attributes:
-        uri: its folder.
+        uri: its folder, for messages.
+        shards: URI of the folder with its shards.
         base: the model.base of the recipe, for messages.
         remedy: what to do if the checkpoint is damaged, for messages.
         start_over: what to do to train without the checkpoint, for messages.
@@ -39,6 +40,7 @@ class StoredCheckpoint:
     """
 
     uri: str
+    shards: str
     base: str
     remedy: str
     start_over: str
@@ -63,7 +65,7 @@ class StoredCheckpoint:
             RecipeRefusedError: the checkpoint is damaged, or belongs to another model.
             TrainingError: the storage failed, or another job has deleted the checkpoint.
         """
-        reader = Reader(self.uri)
+        reader = Reader(self.shards)
         world.agree(lambda: self._check(reader, weights, moments) if world.leads else None)
         try:
             dcp.load(state, storage_reader=reader, process_group=group)

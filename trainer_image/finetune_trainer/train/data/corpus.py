@@ -74,6 +74,7 @@ def load(
     *,
     version: int | None,
     on_counts: Callable[[Mapping[str, float]], None],
+    confirm: Callable[[], None] = lambda: None,
 ) -> Corpus:
     """Read and tokenize the splits of a recipe; all ranks call this together.
 
@@ -84,6 +85,7 @@ def load(
         folder: the folder in which the ranks of a pod share the tokens.
         version: version of the Delta table that an earlier attempt read; None: the newest, or the recipe's.
         on_counts: called with the counts of each tokenized split, by MLflow name, on the ranks that tokenize.
+        confirm: called on rank 0 before tokens are stored; raises SupersededError if newer pods of the job store them.
 
     Raises:
         DataError: data is missing or broken, its columns are not known, or evaluation is configured without a validation
@@ -101,7 +103,7 @@ def load(
         if encoder.documents.columns.messages and (missing := answer_end.explain_missing_stop(tokenizer)):
             world.say(f"NB: {missing}")
         prepared = read.has_token_ids(splits, encoder.documents.encoding)
-        cache = None if prepared else TokenCache.of(recipe, splits, encoder)
+        cache = None if prepared else TokenCache.of(recipe, splits, encoder, confirm)
         for name in _SPLITS:
             if cache is not None and cache.fetch(name, folder / name):
                 world.say(f"{name}: using the tokens of an earlier attempt")

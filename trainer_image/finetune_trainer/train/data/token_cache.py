@@ -13,6 +13,8 @@ from finetune_crds import contract
 from finetune_trainer.storage import filesystems
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from fsspec import AbstractFileSystem
 
     from finetune_crds.data import Splits
@@ -32,13 +34,20 @@ class TokenCache:
     Args:
         folder: the folder of the job's checkpoints.
         digest: of the splits, their tokenizer and the rules of encoding.
+        confirm: called before each write; raises SupersededError if newer pods of the job have claimed the folder.
     """
 
-    def __init__(self, folder: str, digest: str) -> None:
-        self._folder, self._name = folder.rstrip("/"), f"tokens-{digest}"
+    def __init__(self, folder: str, digest: str, confirm: Callable[[], None] = lambda: None) -> None:
+        self._folder, self._name, self._confirm = folder.rstrip("/"), f"tokens-{digest}", confirm
 
     @classmethod
-    def of(cls, recipe: Recipe, splits: Splits, encoder: Encoder) -> TokenCache | None:
+    def of(
+        cls,
+        recipe: Recipe,
+        splits: Splits,
+        encoder: Encoder,
+        confirm: Callable[[], None] = lambda: None,
+    ) -> TokenCache | None:
         """Return the cache of a job; None if the job has no checkpoints, or if its splits are files, which can change."""
         if recipe.checkpoint is None or splits.version is None:
             return None
@@ -46,7 +55,7 @@ class TokenCache:
         folder = contract.checkpoint_folder(
             recipe.checkpoint.uri, namespace=job.namespace, name=job.name, uid=job.uid
         )
-        return cls(folder, compute_digest(splits, encoder))
+        return cls(folder, compute_digest(splits, encoder), confirm)
 
     def fetch(self, name: str, target: Path) -> bool:
         """Copy a split into the folder `target`; returns False, without a folder, if no attempt stored it completely."""
@@ -84,6 +93,7 @@ class TokenCache:
             self._store(name, source)
 
     def _store(self, name: str, source: Path) -> None:
+        self._confirm()
         files, folder = self._locate(name)
         with suppress(FileNotFoundError):
             files.rm_file(f"{folder}/{_MARKER}")
@@ -91,6 +101,7 @@ class TokenCache:
         sizes = {file.name: file.stat().st_size for file in sorted(source.iterdir())}
         for file in sizes:
             files.put_file(str(source / file), f"{folder}/{file}")
+        self._confirm()
         files.pipe_file(f"{folder}/{_MARKER}", json.dumps(sizes).encode())
 
     def _locate(self, name: str) -> tuple[AbstractFileSystem, str]:

@@ -23,6 +23,7 @@ def deliver(
     base: Origin | None,
     *,
     say: Callable[[str], None],
+    confirm: Callable[[], None] = lambda: None,
 ) -> TrainResult:
     """Write the model to output.uri, upload it to its MLflow run and register it, unless an earlier attempt did.
 
@@ -36,6 +37,8 @@ def deliver(
         write: writes the model into that folder.
         base: the address that the base was fetched from; None if it was merged in this pod.
         say: prints a line.
+        confirm: called before the folder is written, and before the model is uploaded and registered; raises SupersededError if newer pods of the
+            job have taken over.
 
     Returns:
         The result of the training, with name and version if the model is registered.
@@ -43,6 +46,7 @@ def deliver(
     Raises:
         RecipeRefusedError: the pod is not allowed to write output.uri, or the MLflow server does not support register.upload.
         TrainingError: MLflow rejected the model, or was unreachable for too long; or the storage of output.uri failed.
+        SupersededError: newer pods of the job have taken over.
     """
     recipe, result = model_lineage.recipe, model_lineage.result
     output_folder = output.folder_of(recipe)
@@ -58,6 +62,7 @@ def deliver(
         folder.mkdir()
         write(folder)
     if output_folder is not None and not is_published:
+        confirm()
         output.publish(output_folder, folder, recipe, base)
         say(f"wrote the model to {output_folder.uri}")
     if registry is None:
@@ -65,7 +70,9 @@ def deliver(
             say("MLFLOW_RUN_ID is not set: the model is neither uploaded nor registered")
         return result
     if version is None:
+        confirm()
         model_id = registry.upload(folder)
+        confirm()
         tags = lineage.build_version_tags(model_lineage)
         version = registry.register(name, model_id, folder, tags) if name else None
     if name is None or version is None:

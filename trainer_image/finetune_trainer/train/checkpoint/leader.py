@@ -1,0 +1,44 @@
+"""Steps that only rank 0 takes, and whose outcome all ranks share, in a group of their own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch.distributed as dist
+
+from finetune_trainer.pod.exit_status import SupersededError, TrainingError
+from finetune_trainer.storage import filesystems
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from finetune_trainer.train.runtime.distributed import World
+
+
+def run_on_leader(call: Callable[[], None], world: World, group: dist.ProcessGroup) -> str | None:
+    """Call on rank 0, and return its storage error, if any, on all ranks.
+
+    Raises:
+        SupersededError: rank 0 raised it.
+        TrainingError: rank 0 raised any other error. Rank 0 raises that error itself.
+    """
+    reason: str | None = None
+    superseded: str | None = None
+    unexpected: Exception | None = None
+    if world.leads:
+        try:
+            call()
+        except SupersededError as error:
+            superseded = error.message
+        except Exception as error:  # noqa: BLE001 - raised on all ranks
+            reason = filesystems.describe_failure(error)
+            unexpected = error if reason is None else None
+    errors = [reason, None if unexpected is None else repr(unexpected), superseded]
+    dist.broadcast_object_list(errors, src=0, group=group)
+    if errors[2] is not None:
+        raise SupersededError(errors[2])
+    if unexpected is not None:
+        raise unexpected
+    if errors[1] is not None:
+        raise TrainingError("CheckpointFailed", f"rank 0 could not publish a checkpoint: {errors[1]}", rank=0)
+    return errors[0] if errors[0] is None else f"rank 0: {errors[0]}"
