@@ -9,7 +9,7 @@ import pytest
 
 from finetune_crds.contract import ENV_ATTEMPT
 from finetune_trainer.pod.exit_status import SupersededError
-from finetune_trainer.train.checkpoint import checkpointer
+from finetune_trainer.train.checkpoint.checkpointer import Checkpointer
 from finetune_trainer.train.checkpoint.claim import MANIFEST, Claim
 from finetune_trainer.train.checkpoint.folder import CheckpointFolder
 from support import networks
@@ -91,10 +91,17 @@ def interrupt_after(
     monkeypatch.setattr(owner, name, interrupted)
 
 
-def test_pods_that_are_replaced_write_no_shards(older: Run, start_newer: Callable[[], Run]) -> None:
+def test_pods_that_are_replaced_write_no_shards(
+    older: Run, start_newer: Callable[[], Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
     start_newer()
     before = contents(older.steps)
     older.train()
+
+    def write(*_: object) -> None:
+        raise AssertionError("shards are written")
+
+    monkeypatch.setattr(Checkpointer, "_write_shards", write)
     with pytest.raises(SupersededError, match="claimed the checkpoint folder"):
         older.save()
     assert contents(older.steps) == before
@@ -105,9 +112,7 @@ def test_pods_that_are_replaced_while_they_write_shards_publish_nothing(
     older: Run, start_newer: Callable[[], Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     newer: list[Run] = []
-    interrupt_after(
-        monkeypatch, checkpointer.Checkpointer, "_write_shards", lambda: newer.append(start_newer())
-    )
+    interrupt_after(monkeypatch, Checkpointer, "_write_shards", lambda: newer.append(start_newer()))
     older.train()
     with pytest.raises(SupersededError):
         older.save()
@@ -121,7 +126,7 @@ def test_a_save_in_the_background_is_not_published_either(
     older: Run, start_newer: Callable[[], Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     is_replaced = threading.Event()
-    interrupt_after(monkeypatch, checkpointer.Checkpointer, "_write_shards", lambda: is_replaced.wait(60))
+    interrupt_after(monkeypatch, Checkpointer, "_write_shards", lambda: is_replaced.wait(60))
     older.train()
     older.save(wait=False)
     start_newer()
@@ -159,7 +164,7 @@ def test_both_write_the_same_step_and_that_of_the_newer_pods_counts(
         newer.append(start_newer())
         newer[0].train_and_save(1)
 
-    interrupt_after(monkeypatch, checkpointer.Checkpointer, "_write_shards", replace_and_write)
+    interrupt_after(monkeypatch, Checkpointer, "_write_shards", replace_and_write)
     older.train()
     with pytest.raises(SupersededError):
         older.save()
@@ -199,7 +204,7 @@ def test_a_marker_that_is_written_too_late_harms_nothing(
         interrupt_after(monkeypatch, Claim, "confirm", replace_and_write)
 
     older.train()
-    interrupt_after(monkeypatch, checkpointer.Checkpointer, "_write_shards", pause)
+    interrupt_after(monkeypatch, Checkpointer, "_write_shards", pause)
     with pytest.raises(SupersededError):
         older.save()
     assert (older.published, publications(older)) == ([1, 2][: 2 - steps], [1, 2])
