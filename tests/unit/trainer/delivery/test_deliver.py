@@ -121,7 +121,7 @@ def test_the_server_is_asked_for_the_way_of_the_upload_before_it(
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", mlflow.uri)
     with pytest.raises(
-        RecipeRefusedError, match=r"register\.upload Proxy needs an MLflow server that serves artifacts"
+        RecipeRefusedError, match=r"register\.upload Proxy requires an MLflow server that serves artifacts"
     ):
         attempted(tmp_path, 1, mlflow.run_id, "Proxy")
     assert not [*(tmp_path / "artifacts").rglob("model.safetensors")]
