@@ -6,7 +6,15 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
-from finetune_crds.base import ApiModel, LabelValue, Positive, ReplacedField, replaced, rules
+from finetune_crds.base import (
+    ApiModel,
+    LabelValue,
+    NonNegative,
+    Positive,
+    ReplacedField,
+    replaced,
+    rules,
+)
 
 
 class Gpu(ApiModel):
@@ -84,6 +92,8 @@ class Distributed(ApiModel):
     """How long the ranks wait for each other when an attempt starts."""
     collective_timeout_seconds: Positive = 1800
     """How long one collective may take before the attempt fails."""
+    node_lost_seconds: NonNegative = 30
+    """How long the pods of every step wait for a node that is not ready, which Kubernetes notices after 40-50 s."""
 
     @property
     def gpu_resource(self) -> str:

@@ -129,6 +129,7 @@ def _build_pod(draft: Draft, uri: str) -> Json:
         pod_labels=template.labels(draft.ftj, names.EVALUATE),
         subdomain=None,
         user_template=spec.pods.evaluate.template,
+        node_lost_seconds=spec.distributed.node_lost_seconds,
     )
     pod = dict(merge(pod, login))
     return _add_model(draft, pod, uri) if evaluation.command else pod

@@ -155,6 +155,7 @@ def _build_pod_template(draft: Draft, attempt: int) -> Json:
         pod_labels=template.labels(ftj, names.TRAIN, attempt),
         subdomain=names.service_name(ftj.name),
         user_template=_mount_code(draft),
+        node_lost_seconds=spec.distributed.node_lost_seconds,
     )
     pod = own_code.add_init_containers(draft, dict(merge(pod, login)))
     pod["spec"].setdefault("topologySpreadConstraints", [_spread(draft, attempt)])

@@ -13,6 +13,7 @@ from finetune_crds.pods import MAIN_CONTAINER
 from finetune_crds.training import ModelCache
 from finetune_operator import names
 from finetune_operator.finetunejob.model import FineTuneJob
+from finetune_operator.finetunejob.pods import tolerations
 from finetune_operator.template_merge import containers, merge
 
 _GRACE_SECONDS = 120
@@ -107,6 +108,7 @@ def pod_template(
     pod_labels: dict[str, str],
     subdomain: str | None,
     user_template: Json | None,
+    node_lost_seconds: int,
 ) -> Json:
     """The pod template of one component.
 
@@ -120,6 +122,7 @@ def pod_template(
         model_cache: the claim with downloaded models.
         subdomain: name of the headless Service that gives the pods their domain.
         user_template: the merged template of the role in spec.pods, in which the container `main` is the main container.
+        node_lost_seconds: how long the pod waits for a node that is not ready.
     """
     # NB: from the lowest to the highest precedence: the defaults, `settings`, the user's template, `owned_fields`.
     defaults = _defaults(
@@ -152,7 +155,8 @@ def pod_template(
     }
     with_settings = merge(defaults, {"spec": {"containers": [{"name": container, **settings}]}})
     with_user_template = merge(with_settings, _with_container_name(user_template or {}, container))
-    return dict(merge(with_user_template, owned_fields))
+    pod = dict(merge(with_user_template, owned_fields))
+    return tolerations.limit_wait_for_node(pod, node_lost_seconds)
 
 
 def _with_container_name(user_template: Json, name: str) -> Json:

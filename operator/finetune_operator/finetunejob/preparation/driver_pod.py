@@ -121,4 +121,5 @@ def _build_pod(
         pod_labels=template.labels(ftj, names.PREP),
         subdomain=None,
         user_template=pods.template,
+        node_lost_seconds=spec.distributed.node_lost_seconds,
     )

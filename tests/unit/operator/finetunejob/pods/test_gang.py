@@ -12,6 +12,7 @@ from finetune_crds.data import Columns
 from finetune_crds.status import DataStatus
 from finetune_operator.settings import Settings
 from fixtures.operator_in_memory.decisions import (
+    PATIENCE_WITH_NODES,
     SOURCE,
     UID,
     conclude,
@@ -115,7 +116,7 @@ EXPECTED: Json = {
                 "subdomain": "tune",
                 "terminationGracePeriodSeconds": 120,
                 "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
-                "tolerations": [{"key": "gpu", "operator": "Exists"}],
+                "tolerations": [{"key": "gpu", "operator": "Exists"}, *PATIENCE_WITH_NODES],
                 "topologySpreadConstraints": [
                     {
                         "maxSkew": 1,

@@ -9,7 +9,7 @@ import pytest
 from finetune_operator import names
 from finetune_operator.settings import Settings
 from finetune_operator.template_merge import merge
-from fixtures.operator_in_memory.decisions import SOURCE, UID, conclude, ftj
+from fixtures.operator_in_memory.decisions import PATIENCE_WITH_NODES, SOURCE, UID, conclude, ftj
 
 Json = dict[str, Any]
 
@@ -101,7 +101,8 @@ def test_what_people_write_is_kept() -> None:
     pod = pod_of(written)
     assert pod["metadata"]["labels"]["team"] == "a"
     assert pod["metadata"]["annotations"] == {"note": "b"}
-    user_fields = ("tolerations", "nodeSelector", "terminationGracePeriodSeconds", "serviceAccountName")
+    assert pod["spec"]["tolerations"] == [*written["spec"]["tolerations"], *PATIENCE_WITH_NODES]
+    user_fields = ("nodeSelector", "terminationGracePeriodSeconds", "serviceAccountName")
     assert {name: pod["spec"][name] for name in user_fields} == {
         name: written["spec"][name] for name in user_fields
     }

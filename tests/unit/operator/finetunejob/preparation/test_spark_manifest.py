@@ -13,6 +13,7 @@ from finetune_operator.finetunejob.preparation import backends
 from fixtures.operator_in_memory.decisions import (
     ACCEPTED,
     ADMITTED,
+    PATIENCE_WITH_NODES,
     SETTINGS,
     UID,
     applied,
@@ -81,6 +82,7 @@ POD: Json = {
     },
     "restartPolicy": "Never",
     "serviceAccountName": "finetune-spark",
+    "tolerations": PATIENCE_WITH_NODES,
 }
 HOME = {"name": "HOME", "value": "/tmp"}
 SELECTOR = f"finetune.dev/job-uid={UID},finetune.dev/component=prep-executor"
