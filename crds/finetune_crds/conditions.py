@@ -176,6 +176,7 @@ class ConditionReason(StrEnum):
     IMAGE_PULL_FAILED = "ImagePullFailed"
     CONTAINER_CONFIG_ERROR = "ContainerConfigError"
     SANDBOX_FAILED = "SandboxFailed"
+    NODE_NOT_READY = "NodeNotReady"
     PODS_ADMITTED = "PodsAdmitted"
     NOT_CHECKED = "NotChecked"
     CHECK_FAILED = "CheckFailed"

@@ -168,7 +168,7 @@ class FineTuneJobApplier:
 
     async def _delete_child(self, ftj: FineTuneJob, item: Deletion) -> None:
         # NB: foreground: a Job stays until its pods are deleted. Without their Job, the owner of the pods would be unknown.
-        foreground = item.kind == "Job"
+        foreground = item.kind == "Job" and not item.frees_name
         await self.kube.delete(item.kind, ftj.namespace, item.name, item.uid, foreground=foreground)
         log.info("deleted %s %s/%s", item.kind, ftj.namespace, item.name)
 

@@ -7,6 +7,7 @@ other child by the FineTuneJob's uid. Labels only select candidates, since any u
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from finetune_crds.base import GROUP, Json
@@ -14,6 +15,8 @@ from finetune_operator import names
 from finetune_operator.finetunejob.model import FineTuneJob
 
 _INDEX = "batch.kubernetes.io/job-completion-index"
+# How long a kubelet may take to report that a pod has stopped after its grace period.
+_STOP_ALLOWANCE = timedelta(seconds=10)
 
 
 class Owner(NamedTuple):
@@ -70,13 +73,15 @@ class ComponentChildren(NamedTuple):
     stale_jobs: list[Json]
     """Jobs of earlier attempts that still run, and Jobs that are being deleted."""
     stale_pods: list[Json]
-    """Pods that have not ended and belong to other Jobs, which may no longer exist."""
+    """Pods that have not ended, are not lost and belong to other Jobs, which may no longer exist."""
     ended_jobs: list[Json]
     """Jobs of earlier attempts that are complete or failed."""
+    abandoned_jobs: tuple[Json, ...] = ()
+    """Jobs that are being deleted, and exist only because pods of theirs are lost."""
 
 
 def classify_children(
-    jobs: Mapping[str, Json], pods: Sequence[Json], component: str, name: str
+    jobs: Mapping[str, Json], pods: Sequence[Json], component: str, name: str, now: datetime
 ) -> ComponentChildren:
     """Classify a FineTuneJob's children of a component.
 
@@ -90,6 +95,7 @@ def classify_children(
     deleted_jobs = [
         job for job in component_jobs if is_being_deleted(job) and job_condition(job, "Complete") is None
     ]
+    abandoned_jobs = [job for job in deleted_jobs if is_abandoned(job, pods, now)]
     lasting_jobs = [job for job in component_jobs if job not in deleted_jobs]
     current = next((job for job in lasting_jobs if job["metadata"]["name"] == name), None)
     job_pods = pods_of_job(pods, current) if current else []
@@ -97,13 +103,19 @@ def classify_children(
         current_job=current,
         pods=job_pods,
         stale_jobs=[
-            *deleted_jobs,
+            *(job for job in deleted_jobs if job not in abandoned_jobs),
             *(job for job in lasting_jobs if job is not current and not has_ended(job)),
         ],
         stale_pods=[
-            pod for pod in pods if _component(pod) == component and is_alive(pod) and pod not in job_pods
+            pod
+            for pod in pods
+            if _component(pod) == component
+            and is_alive(pod)
+            and not is_lost(pod, now)
+            and pod not in job_pods
         ],
         ended_jobs=[job for job in lasting_jobs if job is not current and has_ended(job)],
+        abandoned_jobs=tuple(abandoned_jobs),
     )
 
 
@@ -119,6 +131,44 @@ def is_being_deleted(child: Json) -> bool:
 def is_alive(pod: Json) -> bool:
     """Whether a pod has not ended, even if it is being deleted."""
     return pod.get("status", {}).get("phase") not in ("Succeeded", "Failed")
+
+
+def is_on_unready_node(pod: Json) -> bool:
+    """Whether the node lifecycle controller has marked a pod because its node is not ready.
+
+    NB: it sets Ready to False and changes nothing else (MarkPodsNotReady in pkg/controller/util/node, 1.37). A kubelet gives Ready a
+    reason when it sets it to False. A pod whose containers were not ready before is not marked.
+    """
+    conditions = {item["type"]: item for item in pod.get("status", {}).get("conditions") or []}
+    ready = conditions.get("Ready", {})
+    are_containers_ready = conditions.get("ContainersReady", {}).get("status") == "True"
+    return ready.get("status") == "False" and not ready.get("reason") and are_containers_ready
+
+
+def find_loss_time(pod: Json) -> datetime | None:
+    """When a pod that is being deleted counts as lost at the latest; None for any other pod.
+
+    NB: deletionTimestamp is the end of the grace period.
+    """
+    if not is_being_deleted(pod):
+        return None
+    return datetime.fromisoformat(pod["metadata"]["deletionTimestamp"]) + _STOP_ALLOWANCE
+
+
+def is_lost(pod: Json, now: datetime) -> bool:
+    """Whether a pod that is being deleted cannot be expected to stop.
+
+    Its node is not ready, so that no kubelet stops it; or it has not stopped by the end of its grace period. A pod that nobody deletes is
+    never lost: if the node does not return, Kubernetes evicts the pod when its tolerations end.
+    """
+    loss_time = find_loss_time(pod)
+    return loss_time is not None and is_alive(pod) and (is_on_unready_node(pod) or now >= loss_time)
+
+
+def is_abandoned(job: Json, pods: Iterable[Json], now: datetime) -> bool:
+    """Whether a Job is being deleted and exists only because pods of it are lost."""
+    remaining_pods = [pod for pod in pods_of_job(pods, job) if is_alive(pod)]
+    return is_being_deleted(job) and bool(remaining_pods) and all(is_lost(pod, now) for pod in remaining_pods)
 
 
 def job_condition(child: Json, kind: str) -> Json | None:

@@ -326,6 +326,8 @@ class Deletion:
     name: str
     uid: str
     kind: str = "Job"
+    frees_name: bool = False
+    """Delete a Job before its pods are deleted. The FineTuneJob's status names the Job, so its pods stay known."""
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,7 @@ VERBS = {
     "patch",
     "port-forward",
     "rollout",
+    "taint",
     "wait",
 }
 

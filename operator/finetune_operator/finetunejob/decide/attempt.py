@@ -15,7 +15,7 @@ from finetune_operator.finetunejob.decide import checkpoint
 from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.finetunejob.draft.wait import SOON_SECONDS
 from finetune_operator.finetunejob.pods import backoff, own_code, pod_state
-from finetune_operator.finetunejob.pods.step_state import Failed
+from finetune_operator.finetunejob.pods.step_state import Failed, NodeLost
 from finetune_operator.text import format_duration, shorten
 
 # The message of kube-controller-manager names the rule of the podFailurePolicy (pkg/controller/job, 1.37).
@@ -81,6 +81,15 @@ def after_failure(draft: Draft, number: int, state: Failed) -> None:
         case Retryable():
             message = f"attempt {number} failed and runPolicy.maxRestarts = {policy.max_restarts} is reached; {sentence}"
             _fail(draft, ConditionReason.MAX_RESTARTS_REACHED, message)
+
+
+def after_node_loss(draft: Draft, number: int, state: NodeLost) -> None:
+    """Record the lost pod, stop the other pods, and restart the gang elsewhere."""
+    attempt = _record_failure(draft, state.failure, seconds=backoff.run_seconds(state.job, draft.now))
+    backoff.record_delay(draft, attempt)
+    draft.remove(state.job)
+    why = f"attempt {number} lost a node and does not count as a restart; {state.failure.message}"
+    _restart_uncounted(draft, number, why)
 
 
 def was_deleted(draft: Draft, number: int) -> bool:

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 
 from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason, ConditionType
-from finetune_operator.finetunejob.children import has_ended, pods_of_job
+from finetune_operator.finetunejob.children import has_ended, is_abandoned, pods_of_job
 from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.finetunejob.pods import evaluation_pod, gang, pod_state, queueing
 from finetune_operator.finetunejob.pods.step_state import has_completed
@@ -59,7 +59,11 @@ def _is_waiting(draft: Draft) -> bool:
     """
     if draft.spec.suspend:
         return True
-    unfinished_jobs = [job for job in draft.observed.jobs.values() if not has_ended(job)]
+    unfinished_jobs = [
+        job
+        for job in draft.observed.jobs.values()
+        if not has_ended(job) and not is_abandoned(job, draft.observed.pods, draft.now)
+    ]
     return bool(unfinished_jobs) and not any(_is_at_work(draft, job) for job in unfinished_jobs)
 
 

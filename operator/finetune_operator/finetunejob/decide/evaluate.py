@@ -61,6 +61,10 @@ def _run_in_pod(draft: Draft) -> EvaluationStatus | None:
             return _finish(draft, state)
         case step_state.Failed():
             _handle_failure(draft, state)
+        case step_state.NodeLost():
+            draft.update(last_failure=state.failure)
+            draft.remove(state.job)
+            _wait(draft, f"{state.failure.message}; the evaluation starts again")
         case step_state.Queued():
             _restore_companions(draft)
             queueing.report_queue(draft, ConditionType.EVALUATED, "the evaluation", state.job)
@@ -86,9 +90,10 @@ def _start(draft: Draft, state: step_state.Absent) -> None:
         draft.set(ConditionType.PODS_HEALTHY, False, ConditionReason.POD_TEMPLATE_INVALID, pod_mistakes)
         _wait(draft, "the evaluation waits for a correction of spec.pods")
         return
-    if state.has_stale_children:
+    obstacle = step_state.clear_name(draft, state)
+    if obstacle:
         # Two evaluations at once would write the same table of answers.
-        _wait(draft, f"the evaluation waits for {pod_state.describe_stale(state.children)}")
+        _wait(draft, f"the evaluation waits for {obstacle}")
         return
     mlflow, version = draft.observed.mlflow, _observed_version(draft)
     if version is None:

@@ -15,7 +15,7 @@ from finetune_operator.policy.result import Continue, Outcome
 def record_jobs(draft: Draft) -> Outcome:
     """Record the Jobs of the preparation, the current attempt and the evaluation. A deleted Job stays recorded.
 
-    NB: a Job is created only after all pods of the previous Job have ended, so one uid of each kind suffices.
+    NB: a Job is created only after all pods of the previous Job have ended or are lost, so one uid of each kind suffices.
     """
     jobs, name = draft.observed.jobs, draft.ftj.name
     attempt = draft.status.attempt or 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.status import Nodes
 from finetune_operator import names
-from finetune_operator.finetunejob.children import has_ended, is_being_deleted
+from finetune_operator.finetunejob.children import has_ended, is_being_deleted, is_lost
 from finetune_operator.finetunejob.decide import checkpoint
 from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.finetunejob.pods import pod_state
@@ -35,14 +35,17 @@ def _stop(draft: Draft) -> None:
     # The pods save a last checkpoint while they stop.
     checkpoint.record_checkpoint(draft, list(draft.observed.pods))
     alive = pod_state.alive(draft.observed.pods)
+    lost_pods = [pod for pod in alive if is_lost(pod, draft.now)]
+    stopping_pods = [pod for pod in alive if pod not in lost_pods]
     if draft.status.nodes:
         draft.update(nodes=Nodes(desired=0, ready=0, summary="0/0"))
     if not draft.status.suspend_time:
         draft.update(suspend_time=draft.now)
+    leftover = f"; {pod_state.describe_lost_pod(lost_pods[0])}" if lost_pods else ""
     message = (
-        f"waiting for {pod_state.describe_pods(alive)} to stop"
-        if alive
-        else preparation_wait or "no pod runs; set suspend to false to resume"
+        f"waiting for {pod_state.describe_pods(stopping_pods)} to stop"
+        if stopping_pods
+        else preparation_wait or f"no pod runs; set suspend to false to resume{leftover}"
     )
     draft.set(ConditionType.SUSPENDED, True, ConditionReason.SUSPENDED, message)
     if draft.condition(ConditionType.PODS_HEALTHY):

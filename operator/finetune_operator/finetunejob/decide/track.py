@@ -132,7 +132,7 @@ def _report_not_found(draft: Draft, run_id: str) -> float:
 def _is_in_use(draft: Draft) -> bool:
     """Whether pods of the training log to the run, or have registered a version from it."""
     name = names.train_name(draft.ftj.name, draft.status.attempt or 1)
-    attempt = classify_children(draft.observed.jobs, draft.observed.pods, names.TRAIN, name)
+    attempt = classify_children(draft.observed.jobs, draft.observed.pods, names.TRAIN, name, draft.now)
     return draft.holds(ConditionType.TRAINED) or attempt.current_job is not None or bool(attempt.stale_pods)
 
 

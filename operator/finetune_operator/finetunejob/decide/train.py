@@ -55,12 +55,18 @@ def train(draft: Draft) -> Outcome:
     draft.update(nodes=placement.summarize_nodes(state.pods, desired=draft.spec.distributed.nodes))
     device.record_device(draft, pod_state.alive(state.pods))
     checkpoint.record_checkpoint(draft, state.pods)
+    return _act_on(draft, number, state)
+
+
+def _act_on(draft: Draft, number: int, state: step_state.WithJob) -> Outcome:
     match state:
         case step_state.Succeeded() | step_state.Lost():
             _finish(draft, state)
             return Continue
         case step_state.Failed():
             attempts.after_failure(draft, number, state)
+        case step_state.NodeLost():
+            attempts.after_node_loss(draft, number, state)
         case step_state.Queued():
             _restore_companions(draft)
             draft.requeue_after(draft.settings.poll_seconds)
@@ -74,7 +80,7 @@ def train(draft: Draft) -> Outcome:
 
 
 def _start(draft: Draft, number: int, state: step_state.Absent) -> None:
-    """Create the children of an attempt, after the pods of the previous one have stopped."""
+    """Create the children of an attempt, after the pods of the previous one have stopped or are lost."""
     if not backoff.may_start(draft):
         return
     _record_start(draft, number)
@@ -135,7 +141,7 @@ def _follow(draft: Draft, number: int, state: step_state.AtWork) -> None:
         )
     failed_ends = [ended for ended in pod_state.exits(state.pods, gang.CONTAINER) if ended.code]
     if failed_ends or job_condition(state.job, "FailureTarget"):
-        # NB: the Job is marked as failed a little later. The pods of a lost node do not end, so neither does the attempt.
+        # NB: the Job is marked as failed when its pods have stopped, or the attempt ends when one of them counts as lost.
         before = draft.condition(ConditionType.TRAINED)
         reason = ConditionReason(before.reason) if before else reason
         message = f"attempt {number} has failed{_describe_rest(state.alive)}"

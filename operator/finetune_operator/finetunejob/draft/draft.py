@@ -93,6 +93,10 @@ class Draft(StatusBuilder[FineTuneJobStatus]):
         if not is_being_deleted(child) and item not in self.delete:
             self.delete.append(item)
 
+    def free_name(self, job: Json) -> None:
+        """Delete a Job at once, although it is being deleted and has pods, so that another Job can have its name."""
+        self.delete.append(Deletion(job["metadata"]["name"], job["metadata"]["uid"], frees_name=True))
+
     def conclude(self) -> Decision:
         """The finished decision."""
         return Decision(

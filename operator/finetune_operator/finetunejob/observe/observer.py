@@ -12,7 +12,7 @@ from finetune_operator import names
 from finetune_operator.controller.reading import read_spec, read_status
 from finetune_operator.controller.store import Store
 from finetune_operator.defaults import Defaults
-from finetune_operator.finetunejob.children import is_alive
+from finetune_operator.finetunejob.children import is_alive, is_lost
 from finetune_operator.finetunejob.draft import device
 from finetune_operator.finetunejob.model import FineTuneJob, Observed, ResumedJob
 from finetune_operator.finetunejob.observe.alias_versions import AliasVersionReader
@@ -131,12 +131,12 @@ class FineTuneJobObserver:
             preparation=await self.preparations.read(ftj),
             custom_children=custom_children,
             lease=await self.leases.read(ftj, jobs),
-            resumed=await self._resumed(ftj),
+            resumed=await self._resumed(ftj, now),
             alias_versions=await self._alias_versions.read(ftj),
             code=await self._revisions.read(ftj),
         )
 
-    async def _resumed(self, ftj: FineTuneJob) -> ResumedJob | None:
+    async def _resumed(self, ftj: FineTuneJob, now: datetime) -> ResumedJob | None:
         """The job whose checkpoints this job waits for; None if it does not wait.
 
         NB: read from the API server. In the cache, the other job's status may be outdated.
@@ -149,7 +149,7 @@ class FineTuneJobObserver:
             return ResumedJob()
         job = read_finetunejob(body, self.settings.defaults)
         _jobs, pods = await self.cache.jobs_and_pods(job)
-        return ResumedJob(job, sum(map(is_alive, pods)))
+        return ResumedJob(job, sum(is_alive(pod) and not is_lost(pod, now) for pod in pods))
 
     def forget(self, ftj: FineTuneJob) -> None:
         """Discard everything that was read about a deleted job."""

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason, ConditionType
+from finetune_operator.finetunejob import children
 from finetune_operator.finetunejob.draft import device
 from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.finetunejob.model import PodEvent
@@ -24,6 +25,8 @@ _VOLUME_FAILED = frozenset({"FailedMount", "FailedAttachVolume", "FailedMapVolum
 _SANDBOX_FAILED = frozenset({"FailedCreatePodSandBox"})
 # NB: each sandbox has a new id, and each change of the message writes the status.
 _SANDBOX_ID = re.compile(r' "?[0-9a-f]{64}"?')
+# What the attach-detach controller says of a ReadWriteOnce volume that another node has.
+_STILL_ATTACHED = "Multi-Attach error"
 # Events of containers that start, so the pod has its volumes and its network.
 _CONTAINER_EVENTS = frozenset({"Pulling", "Pulled", "Created", "Started"})
 # How long an autoscaler may take to notice a pod. Until then, a pod without a node is not blocked.
@@ -47,6 +50,7 @@ class Blockage(NamedTuple):
 
 # When pods have several blockages, the first of these is reported.
 _PRIORITY = (
+    ConditionReason.NODE_NOT_READY,
     ConditionReason.UNSCHEDULABLE,
     ConditionReason.VOLUME_NOT_READY,
     ConditionReason.IMAGE_PULL_FAILED,
@@ -139,10 +143,21 @@ def _find_pod_blockage(pod: Json, events: Sequence[PodEvent], now: datetime) -> 
     Args:
         events: Events about the pod, the oldest first.
     """
+    if children.is_on_unready_node(pod):
+        return Blockage(ConditionReason.NODE_NOT_READY, _describe_unready_node(pod))
     unscheduled = unschedulable_condition(pod)
     if unscheduled:
         return _explain_missing_node(pod, unscheduled, events, now)
     return _find_waiting_container(pod) or _find_failed_event(pod, events)
+
+
+def _describe_unready_node(pod: Json) -> str:
+    if children.is_being_deleted(pod):
+        return pod_state.describe_lost_pod(pod)
+    return (
+        f"the node of {pod_state.describe_pods([pod])} is not ready: if it does not return within distributed.nodeLostSeconds, "
+        "Kubernetes evicts the pod and the step starts again on another node"
+    )
 
 
 def unschedulable_condition(pod: Json) -> Json | None:
@@ -196,7 +211,14 @@ def _find_failed_event(pod: Json, events: Sequence[PodEvent]) -> Blockage | None
         return None
     where = pod_state.describe_pods([pod])
     if last.reason in _VOLUME_FAILED:
-        return Blockage(ConditionReason.VOLUME_NOT_READY, f"{where} waits for a volume: {last.message}")
+        remedy = (
+            "; if that node is lost, delete it or give it the taint node.kubernetes.io/out-of-service"
+            if _STILL_ATTACHED in last.message
+            else ""
+        )
+        return Blockage(
+            ConditionReason.VOLUME_NOT_READY, f"{where} waits for a volume: {last.message}{remedy}"
+        )
     if last.reason in _SANDBOX_FAILED:
         cause = _SANDBOX_ID.sub("", last.message)
         remedy = "check the network plugin and the container runtime of the node"

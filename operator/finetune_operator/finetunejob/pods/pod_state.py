@@ -22,6 +22,9 @@ REASON_OF_EXIT = {
 
 UNEXPLAINED = "Error"
 """The kubelet's reason for a container that ended with a nonzero code, if it knows no other."""
+_NODE_LOST = "NodeLost"
+# The reason of the condition DisruptionTarget of a pod whose node was deleted (pkg/controller/podgc, 1.37).
+_NODE_DELETED = "DeletionByPodGC"
 
 _MAIN = (names.PREP_CONTAINER, names.TRAINER_CONTAINER, names.EVALUATE_CONTAINER)
 # By main container: the init containers of the operator that have its limits.
@@ -75,6 +78,22 @@ def _node(pod: Json) -> str | None:
     return pod.get("spec", {}).get("nodeName") or None
 
 
+def describe_lost_pod(pod: Json) -> str:
+    """Where a lost pod is, and when it goes.
+
+    NB: the operator does not delete lost pods with force. Once it is certain that a pod no longer runs, Kubernetes does: the pod
+    garbage collector deletes the pods of a node that no longer exists or has the taint out-of-service (pkg/controller/podgc, 1.37).
+    """
+    name, node = pod["metadata"]["name"], _node(pod)
+    why = (
+        "is not ready" if children.is_on_unready_node(pod) else "did not stop the pod within its grace period"
+    )
+    return (
+        f"pod {name} is still on node {node}, which {why}: Kubernetes deletes the pod when its containers stop, or when the node is "
+        "deleted or gets the taint node.kubernetes.io/out-of-service"
+    )
+
+
 def describe_stale(component: children.ComponentChildren, owner: str = "") -> str:
     """Describe the pods that an attempt waits for, or the Job if it has no pods; for use after "waits for".
 
@@ -122,10 +141,12 @@ def exits(pods: Iterable[Json], container: str) -> list[Exit]:
 
 def _exit(pod: Json, container: str) -> Exit | None:
     status = pod.get("status", {})
-    evicted = any(
-        item["type"] == "DisruptionTarget" and item["status"] == "True"
+    disruptions = [
+        item.get("reason")
         for item in status.get("conditions") or []
-    )
+        if item["type"] == "DisruptionTarget" and item["status"] == "True"
+    ]
+    evicted, node_deleted = bool(disruptions), _NODE_DELETED in disruptions
     ended = _terminated(status, container)
     if ended:
         name, terminated = ended
@@ -143,16 +164,16 @@ def _exit(pod: Json, container: str) -> Exit | None:
             is_outlived=name == container and _is_outlived(status, failed=bool(terminated.get("exitCode"))),
         )
     if status.get("phase") == "Failed":
-        # No container terminated: the node rejected or evicted the pod.
+        # No container terminated: the node rejected or evicted the pod, or no longer exists.
         return Exit(
             pod=pod["metadata"]["name"],
             container=None,
             node=_node(pod),
             node_rank=children.node_rank(pod),
             code=137,
-            reason=status.get("reason") or "PodFailed",
+            reason=_NODE_LOST if node_deleted else status.get("reason") or "PodFailed",
             finished_at=status.get("startTime") or "",
-            text=status.get("message") or "",
+            text=f"node {_node(pod)} no longer exists" if node_deleted else status.get("message") or "",
             evicted=evicted,
         )
     return None
@@ -244,13 +265,36 @@ def first_failure(
     if not failed:
         return None
     explained = [item for item in failed if item.message and item.message.error]
-    own_errors = [
-        item
-        for item in explained
-        if item.message and item.message.error and item.message.error.reason != "PeerLost"
-    ]
+    own_errors = [item for item in failed if _has_own_error(item)]
     cause = (own_errors or [item for item in failed if item not in explained] or explained)[0]
     return _failure(cause, container, attempt, ranks_per_node, use_less)
+
+
+def has_crashed(ends: Iterable[Exit]) -> bool:
+    """Whether a rank reported an error that neither a signal nor the loss of its peers caused."""
+    return any(_has_own_error(item) and item.code != contract.EXIT_PREEMPTED for item in ends)
+
+
+def _has_own_error(ended: Exit) -> bool:
+    error = ended.message.error if ended.message and ended.code else None
+    return error is not None and error.reason != "PeerLost"
+
+
+def find_loss(
+    pods: Iterable[Json], now: datetime, *, attempt: int, ranks_per_node: int = 1
+) -> LastFailure | None:
+    """The first pod that is lost with its node; None if no pod is lost."""
+    for pod in pods:
+        if children.is_lost(pod, now):
+            return LastFailure(
+                pod=pod["metadata"]["name"],
+                node=_node(pod),
+                rank=children.node_rank(pod) if ranks_per_node == 1 else None,
+                reason=_NODE_LOST,
+                message=describe_lost_pod(pod),
+                attempt=attempt,
+            )
+    return None
 
 
 def _failure(cause: Exit, container: str, attempt: int, ranks_per_node: int, use_less: str) -> LastFailure:

@@ -65,7 +65,7 @@ def release(draft: Draft, component: str, name: str, container: str) -> None:
 
     NB: call this in a pass after the one that wrote the result into the status.
     """
-    children = classify_children(draft.observed.jobs, draft.observed.pods, component, name)
+    children = classify_children(draft.observed.jobs, draft.observed.pods, component, name, draft.now)
     if (
         children.current_job
         and not has_ended(children.current_job)

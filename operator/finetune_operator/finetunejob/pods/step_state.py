@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason
 from finetune_crds.status import LastFailure
-from finetune_operator.finetunejob.children import ComponentChildren, classify_children
+from finetune_operator.finetunejob.children import ComponentChildren, classify_children, find_loss_time
 from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.finetunejob.pods import health, pod_state, queueing, sidecars
 
@@ -42,7 +42,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Absent:
-    """The Job does not exist. Earlier Jobs and their pods may still be stopping."""
+    """The Job does not exist. Earlier Jobs and their pods may still be stopping, or be lost."""
 
     children: ComponentChildren
 
@@ -119,8 +119,19 @@ class Lost(_WithJob):
 
 
 @dataclass(frozen=True)
+class NodeLost(_WithJob):
+    """A pod is lost with its node, so the Job cannot end.
+
+    Attributes:
+        failure: the pod, and its node.
+    """
+
+    failure: LastFailure
+
+
+@dataclass(frozen=True)
 class Failed(_WithJob):
-    """The Job has failed, or its main container has failed while another container keeps running.
+    """The Job has failed, or its main container has failed while another container or a lost pod keeps the Job from ending.
 
     Attributes:
         ends: how the main containers ended, the earliest first.
@@ -134,12 +145,14 @@ class Failed(_WithJob):
 
 
 AtWork = Starting | Blocked | Running
-StepState = Absent | Queued | AtWork | Succeeded | Lost | Failed
+WithJob = Queued | AtWork | Succeeded | Lost | NodeLost | Failed
+StepState = Absent | WithJob
 
 
 def classify_step(draft: Draft, step: Step) -> StepState:
     """The state of a step, from what was observed."""
-    children = classify_children(draft.observed.jobs, draft.observed.pods, step.component, step.job_name)
+    observed = draft.observed
+    children = classify_children(observed.jobs, observed.pods, step.component, step.job_name, draft.now)
     job, pods = children.current_job, children.pods
     if job is None:
         return Absent(children)
@@ -150,6 +163,15 @@ def classify_step(draft: Draft, step: Step) -> StepState:
     condition = sidecars.find_failure(job, pods, step.container, draft.now)
     if condition is not None:
         return Failed(job, pods, ends, condition, _find_failure(pods, step))
+    loss = pod_state.find_loss(pods, draft.now, attempt=step.attempt, ranks_per_node=step.ranks_per_node)
+    if loss:
+        # NB: a gang that has crashed would crash again elsewhere. The Jobs of other steps retry by themselves after a crash.
+        has_crashed = bool(step.attempt) and pod_state.has_crashed(ends)
+        return (
+            Failed(job, pods, ends, {}, _find_failure(pods, step))
+            if has_crashed
+            else NodeLost(job, pods, loss)
+        )
     if queueing.is_queued(job) and not pod_state.alive(pods):
         return Queued(job, pods)
     return _classify_pods(draft, step, job, pods)
@@ -178,11 +200,33 @@ def has_completed(draft: Draft, step: Step) -> bool:
     return isinstance(classify_step(draft, step), Succeeded | Lost)
 
 
+def clear_name(draft: Draft, state: Absent) -> str | None:
+    """Free the name of the Job of an earlier run whose pods are lost, for a step whose Jobs all have one name.
+
+    Returns what the step waits for, for use after "waits for": that Job, or earlier pods; None if the Job can be created.
+    """
+    for job in state.children.abandoned_jobs:
+        draft.free_name(job)
+    if state.has_stale_children:
+        return pod_state.describe_stale(state.children)
+    names_in_use = [job["metadata"]["name"] for job in state.children.abandoned_jobs]
+    return f"Job {names_in_use[0]} to be deleted" if names_in_use else None
+
+
 def report_pods(draft: Draft, state: AtWork) -> None:
     """Report in a condition what keeps pods from running, and in the status how the last replaced pod failed."""
     health.report_blockage(draft, state.alive, state.blockage)
+    _requeue_at_loss(draft, state.alive)
     if state.failure:
         draft.update(last_failure=state.failure)
+
+
+def _requeue_at_loss(draft: Draft, alive: list[Json]) -> None:
+    """Requeue the job for the time at which the next pod that is being deleted counts as lost."""
+    for pod in alive:
+        loss_time = find_loss_time(pod)
+        if loss_time and loss_time > draft.now:
+            draft.requeue_after((loss_time - draft.now).total_seconds())
 
 
 def explain_failure(state: Failed, step: Step, reason: ConditionReason) -> tuple[ConditionReason, str]:

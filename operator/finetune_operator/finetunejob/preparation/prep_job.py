@@ -55,6 +55,12 @@ class JobBackend(Backend):
                 draft.set(ConditionType.PREPARED, False, ConditionReason.PREPARING, lost)
             case step_state.Failed():
                 _fail(draft, state, step)
+            case step_state.NodeLost():
+                draft.update(last_failure=state.failure)
+                draft.remove(state.job)
+                message = f"{state.failure.message}; the preparation starts again"
+                draft.set(ConditionType.PREPARED, False, ConditionReason.PREPARING, message)
+                draft.requeue_after(draft.settings.poll_seconds)
             case step_state.Queued():
                 _restore_companions(draft)
                 queueing.report_queue(draft, ConditionType.PREPARED, "the preparation", state.job)
@@ -69,10 +75,11 @@ class JobBackend(Backend):
             return
         if driver_pod.wait_for_correction(draft, self.find_pod_mistakes(draft.spec)):
             return
-        if state.has_stale_children:
+        obstacle = step_state.clear_name(draft, state)
+        if obstacle:
             draft.record_start()
             # Two preparations at once would write the same table.
-            message = f"the preparation waits for {pod_state.describe_stale(state.children)}"
+            message = f"the preparation waits for {obstacle}"
             draft.set(ConditionType.PREPARED, False, ConditionReason.PREPARING, message)
             draft.requeue_after(draft.settings.poll_seconds)
             return

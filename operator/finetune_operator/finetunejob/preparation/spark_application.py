@@ -18,7 +18,7 @@ from finetune_crds.status import LastFailure
 from finetune_crds.status_parts import SparkApplicationStatus
 from finetune_operator import names
 from finetune_operator.errors import Problem
-from finetune_operator.finetunejob.children import is_being_deleted
+from finetune_operator.finetunejob.children import is_being_deleted, is_lost
 from finetune_operator.finetunejob.draft import pending_run
 from finetune_operator.finetunejob.draft.companions import restore_companions
 from finetune_operator.finetunejob.draft.draft import Draft
@@ -119,9 +119,13 @@ class SparkApplicationBackend(Backend):
         draft.record_start()
         status = status.model_copy(update={"state": state_of(application)})
         draft.update(spark_application=status)
+        loss = pod_state.find_loss(_driver(applications, status), draft.now, attempt=0)
         if status.state == _COMPLETED:
             return _complete(draft, applications, status, application)
-        if status.state == _FAILED:
+        if loss:
+            draft.update(last_failure=loss)
+            _begin(draft, applications, failures=status.failures, why=f"{loss.message}; ")
+        elif status.state == _FAILED:
             _fail(draft, applications, status, application)
         elif status.state in _RERUN_STATES:
             draft.remove(application, _KIND.name)
@@ -352,6 +356,8 @@ def _may_come_late(draft: Draft) -> bool:
 def _stop(draft: Draft, applications: CustomChildren, *, but: str = "") -> str | None:
     """Delete SparkApplications and drivers that have not ended, except those of `but`; return the first deleted object, or None.
 
+    A driver that is lost with its node does not count.
+
     NB: the spark-operator deletes the driver of a SparkApplication only if it sees the deletion in time.
     """
     running = [
@@ -360,7 +366,9 @@ def _stop(draft: Draft, applications: CustomChildren, *, but: str = "") -> str |
         if name != but and (is_being_deleted(body) or state_of(body) not in (_COMPLETED, _FAILED))
     ]
     drivers = [
-        pod for pod in pod_state.alive(applications.pods) if pod["metadata"]["name"] != names.driver_name(but)
+        pod
+        for pod in pod_state.alive(applications.pods)
+        if pod["metadata"]["name"] != names.driver_name(but) and not is_lost(pod, draft.now)
     ]
     for _, body in running:
         draft.remove(body, _KIND.name)

@@ -15,10 +15,24 @@ from finetune_operator.finetunejob.children import (
     ComponentChildren,
     Owner,
     classify_children,
+    find_loss_time,
     find_owner,
     is_child,
+    is_lost,
 )
-from fixtures.operator_in_memory.decisions import UID, child, controller, ended, ftj, pod
+from fixtures.operator_in_memory.decisions import (
+    NOW,
+    UID,
+    child,
+    controller,
+    deleted_at,
+    ended,
+    ftj,
+    later,
+    lost,
+    on_unready_node,
+    pod,
+)
 
 Json = dict[str, Any]
 OWNED, OF_A_JOB = controller(API_VERSION, "FineTuneJob", UID), controller("batch/v1", "Job", "j1")
@@ -75,7 +89,8 @@ def test_labels_alone_make_no_child(kind: str, body: Json) -> None:
 
 FIRST, SECOND = child("tune-train-1"), child("tune-train-2")
 OLD, DONE, NEW = pod("tune-train-1"), ended("tune-train-1", 1, 1), pod("tune-train-2")
-LOST = pod("tune-train-2", owner="uid-of-a-Job-that-is-gone")
+ORPHAN = pod("tune-train-2", owner="uid-of-a-Job-that-is-gone")
+DELETED, LOST = child("tune-train-1", deletionTimestamp="t"), lost(pod("tune-train-1", 1))
 PREP = child("tune-prep")
 SORTED: dict[str, tuple[list[Json], list[Json], ComponentChildren]] = {
     "nothing": ([], [], ComponentChildren(None, [], [], [], [])),
@@ -98,8 +113,28 @@ SORTED: dict[str, tuple[list[Json], list[Json], ComponentChildren]] = {
     "a pod of a Job that is gone": ([], [OLD], ComponentChildren(None, [], [], [OLD], [])),
     "a pod of an earlier Job of the same name": (
         [SECOND],
-        [LOST, NEW],
-        ComponentChildren(SECOND, [NEW], [], [LOST], []),
+        [ORPHAN, NEW],
+        ComponentChildren(SECOND, [NEW], [], [ORPHAN], []),
+    ),
+    "an attempt that is being deleted and has a lost pod": (
+        [DELETED],
+        [DONE, LOST],
+        ComponentChildren(None, [], [], [], [], (DELETED,)),
+    ),
+    "an attempt that is being deleted and has a lost pod and another": (
+        [DELETED],
+        [OLD, LOST],
+        ComponentChildren(None, [], [DELETED], [OLD], []),
+    ),
+    "an attempt that has a lost pod and is not being deleted yet": (
+        [FIRST],
+        [LOST],
+        ComponentChildren(None, [], [FIRST], [], []),
+    ),
+    "a lost pod of the attempt": (
+        [SECOND],
+        [lost(NEW)],
+        ComponentChildren(SECOND, [lost(NEW)], [], [], []),
     ),
     "the attempt, being deleted": (
         [child("tune-train-2", deletionTimestamp="t")],
@@ -129,4 +164,51 @@ def test_an_attempt_sees_its_own_pods_ghosts_and_what_ended(
     jobs: list[Json], pods: list[Json], expected: ComponentChildren
 ) -> None:
     by_name = {item["metadata"]["name"]: item for item in jobs}
-    assert classify_children(by_name, pods, names.TRAIN, "tune-train-2") == expected
+    assert classify_children(by_name, pods, names.TRAIN, "tune-train-2", NOW) == expected
+
+
+POD, UNREADY = pod("tune-train-1"), on_unready_node(pod("tune-train-1"))
+KUBELET_SAYS = [{"type": "ContainersReady", "status": "False"}]
+# A pod, how many seconds after NOW it is looked at, and whether it is lost then.
+LOSSES: dict[str, tuple[Json, float, bool]] = {
+    "it runs": (POD, 0, False),
+    "its node is not ready": (UNREADY, 1000, False),
+    "it is being deleted": (deleted_at(0, POD), 100, False),
+    "its node has not stopped it in time": (deleted_at(0, POD), 129, False),
+    "its node has not stopped it long after": (deleted_at(0, POD), 130, True),
+    "it has a short grace period": (deleted_at(0, POD, grace=0), 10, True),
+    "it is evicted from a node that is not ready": (deleted_at(0, UNREADY), 0, True),
+    "its containers are not ready, as its kubelet says": (
+        deleted_at(0, pod("tune-train-1", ready=False, conditions=KUBELET_SAYS)),
+        0,
+        False,
+    ),
+    "a readiness gate is closed": (
+        deleted_at(
+            0,
+            {
+                **UNREADY,
+                "status": {
+                    "phase": "Running",
+                    "conditions": [
+                        {"type": "Ready", "status": "False", "reason": "ReadinessGatesNotReady"},
+                        {"type": "ContainersReady", "status": "True"},
+                    ],
+                },
+            },
+        ),
+        0,
+        False,
+    ),
+    "it has ended": (deleted_at(0, ended("tune-train-1", 0, 143)), 1000, False),
+}
+
+
+@pytest.mark.parametrize(("body", "seconds", "expected"), LOSSES.values(), ids=LOSSES)
+def test_a_pod_is_lost_that_nobody_will_stop(body: Json, seconds: float, expected: bool) -> None:
+    assert is_lost(body, later(seconds)) == expected
+
+
+def test_a_pod_that_is_being_deleted_counts_as_lost_soon_after_its_grace_period() -> None:
+    assert find_loss_time(deleted_at(5, POD)) == later(135)
+    assert find_loss_time(POD) is None

@@ -13,11 +13,20 @@ from finetune_crds.evaluation import EvaluatedMetric, EvaluationResult, Evaluati
 from finetune_crds.status import FineTuneJobStatus, MlflowStatus, ModelStatus
 from finetune_operator import names
 from finetune_operator.errors import Problem
-from finetune_operator.finetunejob.model import Decision, LogMetrics, Mlflow, QueueState, SetAlias, TagVersion
+from finetune_operator.finetunejob.model import (
+    Decision,
+    Deletion,
+    LogMetrics,
+    Mlflow,
+    QueueState,
+    SetAlias,
+    TagVersion,
+)
 from finetune_operator.registry.base import RegisteredVersion
 from fixtures.operator_in_memory.decisions import (
     ACCEPTED,
     EVALUATED,
+    LEFT,
     NOW,
     PREPARED,
     SETTINGS,
@@ -31,6 +40,7 @@ from fixtures.operator_in_memory.decisions import (
     failure_of,
     ftj,
     later,
+    lost,
     observed,
     pod,
     said,
@@ -292,6 +302,21 @@ def test_a_version_that_was_registered_later_is_evaluated_in_its_place() -> None
         "ConfigMap/tune-evaluate",
         "Job/tune-evaluate",
     ]
+
+
+def test_an_evaluation_that_is_lost_with_its_node_starts_again_elsewhere() -> None:
+    lost_pod = lost(its_pod(node="n"))
+    decision = evaluate(evaluating(), pods=[lost_pod])
+    assert (deleted(decision), applied(decision)) == ([JOB], [])
+    assert told(decision) == waits(
+        f"pod tune-evaluate-0-abcde {LEFT.format('n')}; the evaluation starts again"
+    )
+    assert decision.status.last_failure is not None
+    assert (decision.status.last_failure.reason, decision.status.last_failure.node) == ("NodeLost", "n")
+    freed = evaluate(evaluating(deletionTimestamp="t"), pods=[lost_pod])
+    assert (freed.delete, applied(freed)) == ((Deletion(JOB, f"uid-of-{JOB}", frees_name=True),), [])
+    assert told(freed) == waits("the evaluation waits for Job tune-evaluate to be deleted")
+    assert applied(evaluate(pods=[lost_pod])) == ["ConfigMap/tune-evaluate", "Job/tune-evaluate"]
 
 
 def test_it_waits_for_pods_of_an_earlier_one() -> None:

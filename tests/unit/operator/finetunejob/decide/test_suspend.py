@@ -11,6 +11,7 @@ from finetune_crds.contract import PodError, TerminationMessage
 from finetune_crds.status import Nodes
 from finetune_operator.finetunejob.model import Observed
 from fixtures.operator_in_memory.decisions import (
+    LEFT,
     NOW,
     PREPARED,
     SOURCE,
@@ -23,6 +24,7 @@ from fixtures.operator_in_memory.decisions import (
     ended,
     ftj,
     later,
+    lost,
     observed,
     pod,
     running,
@@ -55,6 +57,19 @@ def test_suspending_stops_the_pods_and_says_which_are_left() -> None:
     assert decision.status.phase == "Suspended"
     assert decision.status.suspend_time == NOW
     assert decision.status.nodes == Nodes(desired=0, ready=0, summary="0/0")
+
+
+def test_a_suspended_job_does_not_wait_for_a_lost_pod() -> None:
+    lost_pod = lost(pod("tune-train-1", 1, node="n"))
+    removed = child("tune-train-1", deletionTimestamp="t")
+    decision = conclude(ftj(suspended(), suspend=True), observed(removed, pods=[lost_pod]))
+    assert said(decision, ConditionType.SUSPENDED) == (
+        "True",
+        ConditionReason.SUSPENDED,
+        f"no pod runs; set suspend to false to resume; pod tune-train-1-1-abcde {LEFT.format('n')}",
+    )
+    resumed = conclude(ftj(decision.status), observed(removed, pods=[lost_pod]))
+    assert applied(resumed)[-1] == "Job/tune-train-2"
 
 
 def test_suspended_nothing_is_made_and_old_complaints_are_taken_back() -> None:

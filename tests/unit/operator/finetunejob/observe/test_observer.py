@@ -29,6 +29,7 @@ from fixtures.operator_in_memory.decisions import (
     ended,
     ftj,
     later,
+    lost,
     pod,
     running,
     status,
@@ -156,6 +157,7 @@ async def test_the_job_that_is_carried_on_is_read_with_its_pods() -> None:
     world.know("Job", child("first-train-1", ownerReferences=[owner]))
     world.know("Pod", pod("first-train-1", 0))
     world.know("Pod", pod("first-train-1", 1, "Failed"))
+    world.know("Pod", lost(pod("first-train-1", 2)))
     resumed = (await world.observer.observe(ours, later(60))).resumed
     assert resumed
     assert resumed.job

@@ -16,6 +16,7 @@ from fixtures.operator_in_memory.decisions import (
     ftj,
     later,
     observed,
+    on_unready_node,
     pod,
     running,
     said,
@@ -76,6 +77,16 @@ HEALTH: dict[str, tuple[list[Json], dict[str, str], tuple[str, str, str] | None]
             'pod tune-train-1-0-abcde cannot start trainer: secret "s" not found',
         ),
     ),
+    "a node that is not ready": (
+        [on_unready_node(pod(JOB, 0, node="node-1")), held_up(1, "ErrImagePull", "not found")],
+        {},
+        (
+            "False",
+            ConditionReason.NODE_NOT_READY,
+            "the node of pod tune-train-1-0-abcde on node node-1 is not ready: if it does not return within distributed.nodeLostSeconds, "
+            "Kubernetes evicts the pod and the step starts again on another node (2 of 2 pods wait)",
+        ),
+    ),
     "the earliest trouble outweighs": (
         [held_up(0, "ImagePullBackOff"), unschedulable(1)],
         {},
@@ -134,6 +145,7 @@ NO_SANDBOX = event(
 STARTING = pod(JOB, 0, "Pending", ready=False, node="node-1")
 BOTH = [unschedulable(0), unschedulable(1)]
 Events = dict[str, tuple[PodEvent, ...]]
+MULTI_ATTACH = 'Multi-Attach error for volume "pvc-1" Volume is already used by pod(s) tune-train-1-0-abcde'
 
 TOLD_BY_EVENTS: dict[str, tuple[list[Json], Events, float, tuple[str, str]]] = {
     "cluster-autoscaler adds a node": (
@@ -176,6 +188,16 @@ TOLD_BY_EVENTS: dict[str, tuple[list[Json], Events, float, tuple[str, str]]] = {
         (
             ConditionReason.VOLUME_NOT_READY,
             f"pod {FIRST} on node node-1 waits for a volume: {NO_MOUNT.message}",
+        ),
+    ),
+    "a volume that a lost node still has": (
+        [STARTING],
+        {FIRST: (event("FailedAttachVolume", MULTI_ATTACH),)},
+        60,
+        (
+            ConditionReason.VOLUME_NOT_READY,
+            f"pod {FIRST} on node node-1 waits for a volume: {MULTI_ATTACH}; if that node is lost, delete it or give it the taint "
+            "node.kubernetes.io/out-of-service",
         ),
     ),
     "a network that cannot be set up": (

@@ -145,6 +145,22 @@ def test_first_failure(pods: list[Json], expected: tuple[Any, ...] | None) -> No
     )
 
 
+def test_a_pod_whose_node_was_deleted_is_lost_with_it() -> None:
+    # NB: the pod garbage collector marks the pod as failed. The states of its containers stay as the kubelet wrote them last.
+    reason = [{"type": "DisruptionTarget", "status": "True", "reason": "DeletionByPodGC"}]
+    running = [{"name": "trainer", "state": {"running": {}}}]
+    body = pod(JOB, 0, "Failed", node="n", conditions=reason, containerStatuses=running)
+    assert pod_state.first_failure([body], "trainer", attempt=4) == LastFailure(
+        pod="tune-train-1-0-abcde",
+        node="n",
+        rank=0,
+        exit_code=137,
+        reason="NodeLost",
+        message="node n no longer exists",
+        attempt=4,
+    )
+
+
 def test_with_one_rank_a_pod_the_rank_is_the_pods() -> None:
     failure = pod_state.first_failure([ended(JOB, 1, 1)], "trainer", attempt=1, ranks_per_node=1)
     assert failure is not None

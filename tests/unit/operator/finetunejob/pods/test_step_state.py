@@ -17,6 +17,7 @@ from finetune_operator.finetunejob.pods.step_state import (
     Blocked,
     Failed,
     Lost,
+    NodeLost,
     Queued,
     Running,
     Starting,
@@ -24,7 +25,20 @@ from finetune_operator.finetunejob.pods.step_state import (
     StepState,
     Succeeded,
 )
-from fixtures.operator_in_memory.decisions import NOW, SETTINGS, child, ended, ftj, later, observed, pod
+from fixtures.operator_in_memory.decisions import (
+    LEFT,
+    NOW,
+    SETTINGS,
+    child,
+    deleted_at,
+    ended,
+    ftj,
+    later,
+    lost,
+    observed,
+    on_unready_node,
+    pod,
+)
 
 Json = dict[str, Any]
 PREP, TRAIN = "tune-prep", "tune-train-1"
@@ -61,6 +75,9 @@ def cause(state: StepState) -> Any:
             return state.ready, (blockage.reason, blockage.message) if blockage else None, failure
         case Succeeded():
             return [item.pod for item in state.ends]
+        case NodeLost():
+            loss = state.failure
+            return loss.pod, loss.node, loss.rank, loss.reason, loss.message
         case Failed():
             failed = state.failure
             return (failed.pod, failed.exit_code, failed.reason, failed.message) if failed else None
@@ -166,6 +183,72 @@ STATES: dict[str, tuple[Step, Observed, type, Any]] = {
         ),
         Failed,
         ("tune-train-1-0-abcde", 1, "Boom", "it blew up"),
+    ),
+    "a pod on a node that is not ready": (
+        GANG,
+        observed(child(TRAIN), pods=[pod(TRAIN, 0), on_unready_node(pod(TRAIN, 1, node="n"))]),
+        Blocked,
+        (
+            1,
+            (
+                ConditionReason.NODE_NOT_READY,
+                "the node of pod tune-train-1-1-abcde on node n is not ready: if it does not return within distributed.nodeLostSeconds, "
+                "Kubernetes evicts the pod and the step starts again on another node",
+            ),
+            None,
+        ),
+    ),
+    "a pod that is being deleted": (
+        GANG,
+        observed(child(TRAIN), pods=[pod(TRAIN, 0), deleted_at(0, pod(TRAIN, 1))]),
+        Running,
+        (2, None, None),
+    ),
+    "a pod that is lost with its node": (
+        GANG,
+        observed(child(TRAIN), pods=[pod(TRAIN, 0), lost(pod(TRAIN, 1, node="n"))]),
+        NodeLost,
+        ("tune-train-1-1-abcde", "n", 1, "NodeLost", f"pod tune-train-1-1-abcde {LEFT.format('n')}"),
+    ),
+    "a pod that its node does not stop": (
+        RETRIED,
+        observed(child(PREP), pods=[prep_end(1, 1, BOOM), deleted_at(-200, prep_pod(node="n"))]),
+        NodeLost,
+        (
+            "tune-prep-0-abcde",
+            "n",
+            0,
+            "NodeLost",
+            f"pod tune-prep-0-abcde {LEFT.format('n')}".replace(
+                "is not ready", "did not stop the pod within its grace period"
+            ),
+        ),
+    ),
+    "a lost pod whose peers noticed": (
+        GANG,
+        observed(
+            child(TRAIN, "FailureTarget"), pods=[ended(TRAIN, 0, 1, PEER_LOST), lost(pod(TRAIN, 1, node="n"))]
+        ),
+        NodeLost,
+        ("tune-train-1-1-abcde", "n", 1, "NodeLost", f"pod tune-train-1-1-abcde {LEFT.format('n')}"),
+    ),
+    "a lost pod of a gang that had crashed": (
+        GANG,
+        observed(child(TRAIN, "FailureTarget"), pods=[ended(TRAIN, 0, 1, BOOM), lost(pod(TRAIN, 1))]),
+        Failed,
+        ("tune-train-1-0-abcde", 1, "Boom", "it blew up"),
+    ),
+    "a lost pod of a gang that Kueue stopped": (
+        GANG,
+        observed(suspended(child(TRAIN)), pods=[lost(pod(TRAIN, 1, node="n"))]),
+        NodeLost,
+        ("tune-train-1-1-abcde", "n", 1, "NodeLost", f"pod tune-train-1-1-abcde {LEFT.format('n')}"),
+    ),
+    "an earlier Job with a lost pod alone": (
+        RETRIED,
+        observed(child(PREP, deletionTimestamp="t"), pods=[lost(prep_pod())]),
+        Absent,
+        False,
     ),
     "failed, and its pods are gone": (RETRIED, observed(child(PREP, "Failed", "backoff")), Failed, None),
 }

@@ -16,9 +16,10 @@ from finetune_crds.status import DataStatus, SplitCounts
 from finetune_crds.status_parts import MAX_DROPPED, Dropped, EvaluationSet, Redacted
 from finetune_operator import names
 from finetune_operator.errors import Problem
-from finetune_operator.finetunejob.model import Mlflow
+from finetune_operator.finetunejob.model import Deletion, Mlflow
 from fixtures.operator_in_memory.decisions import (
     ADMITTED,
+    LEFT,
     NOW,
     SETTINGS,
     SOURCE,
@@ -32,6 +33,7 @@ from fixtures.operator_in_memory.decisions import (
     failure_of,
     ftj,
     later,
+    lost,
     observed,
     pod,
     said,
@@ -275,6 +277,30 @@ def test_pods_of_an_earlier_preparation_are_waited_for_and_not_read() -> None:
     )
     at_work = prepare(child(JOB), pods=[old])
     assert at_work.status.data is None
+
+
+LOST_POD = lost(pod(JOB, 0, component=names.PREP, node="n"))
+
+
+def test_a_preparation_that_is_lost_with_its_node_starts_again_elsewhere() -> None:
+    ended_before = prep_pod(1, 1, error("Crash", "the JVM died"))
+    decision = prepare(child(JOB), pods=[ended_before, LOST_POD])
+    assert (deleted(decision), applied(decision)) == ([JOB], [])
+    assert said(decision, ConditionType.PREPARED) == (
+        "False",
+        ConditionReason.PREPARING,
+        f"pod tune-prep-0-abcde {LEFT.format('n')}; the preparation starts again",
+    )
+    assert decision.status.last_failure is not None
+    assert (decision.status.last_failure.reason, decision.status.last_failure.node) == ("NodeLost", "n")
+    freed = prepare(child(JOB, deletionTimestamp="t"), pods=[LOST_POD])
+    assert (freed.delete, applied(freed)) == ((Deletion(JOB, f"uid-of-{JOB}", frees_name=True),), [])
+    assert said(freed, ConditionType.PREPARED) == (
+        "False",
+        ConditionReason.PREPARING,
+        "the preparation waits for Job tune-prep to be deleted",
+    )
+    assert applied(prepare(pods=[LOST_POD])) == ["ConfigMap/tune-prep", "Job/tune-prep"]
 
 
 FAILURES: dict[str, tuple[list[Json], str, str]] = {

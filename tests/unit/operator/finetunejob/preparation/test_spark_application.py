@@ -36,6 +36,7 @@ from fixtures.operator_in_memory.decisions import (
     controller,
     ftj,
     later,
+    lost,
     said,
     stamped,
     status,
@@ -210,6 +211,16 @@ STATES: dict[str, tuple[Json | None, CustomChildren, tuple[Any, ...]]] = {
     "an eviction is no failure": (
         known(failures=2),
         seen(application("FAILED"), drivers=(ended(137, conditions=EVICTED),)),
+        (("tune-prep-2", 2, "New"), [SECOND], [], "Preparing", ""),
+    ),
+    "its driver is lost with its node": (
+        known(failures=2),
+        seen(application(), drivers=(lost(driver()),)),
+        ((NAME, 2, "Running"), [], [FIRST], "Preparing", ""),
+    ),
+    "its driver was lost with its node, and it is gone": (
+        known(failures=2),
+        seen(drivers=(lost(driver()),)),
         (("tune-prep-2", 2, "New"), [SECOND], [], "Preparing", ""),
     ),
     "failed without a pod": (
