@@ -29,6 +29,7 @@ ORDER = (
     "test_demo",
     "test_promotion",
     "test_gitops",
+    "test_lost_node",
     # What follows looks at the ends of stories: the longest of them begin first.
     "test_chain",
     "test_spark_executors",
