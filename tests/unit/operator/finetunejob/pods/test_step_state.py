@@ -47,6 +47,7 @@ WITH_EXECUTORS = Step(names.PREP, PREP, names.PREP_CONTAINER, executors=2)
 GANG = Step(names.TRAIN, TRAIN, names.TRAINER_CONTAINER, nodes=2, attempt=1)
 BOOM = TerminationMessage(error=PodError(reason="Boom", message="it blew up"))
 PEER_LOST = TerminationMessage(error=PodError(reason="PeerLost", message="rank 0 is gone"))
+SAVED = TerminationMessage(error=PodError(reason="Preempted", message="SIGTERM"))
 NO_IMAGE: Json = {"name": "main", "image": "a:1", "state": {"waiting": {"reason": "ErrImagePull"}}}
 NO_NODE: Json = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no GPU"}
 PULLS = "pod {} cannot pull a:1: ErrImagePull: ErrImagePull"
@@ -228,6 +229,14 @@ STATES: dict[str, tuple[Step, Observed, type, Any]] = {
         GANG,
         observed(
             child(TRAIN, "FailureTarget"), pods=[ended(TRAIN, 0, 1, PEER_LOST), lost(pod(TRAIN, 1, node="n"))]
+        ),
+        NodeLost,
+        ("tune-train-1-1-abcde", "n", 1, "NodeLost", f"pod tune-train-1-1-abcde {LEFT.format('n')}"),
+    ),
+    "a lost pod whose peers saved a checkpoint": (
+        GANG,
+        observed(
+            child(TRAIN, "FailureTarget"), pods=[ended(TRAIN, 0, 75, SAVED), lost(pod(TRAIN, 1, node="n"))]
         ),
         NodeLost,
         ("tune-train-1-1-abcde", "n", 1, "NodeLost", f"pod tune-train-1-1-abcde {LEFT.format('n')}"),
