@@ -25,6 +25,16 @@ def fetched(world: World, attempt: int) -> list[Json]:
     return [{item["name"]: item["args"]} for item in pods[0]["spec"]["initContainers"]]
 
 
+def one_pod_tries_first(world: World) -> None:
+    """A server was away: the next attempt has one pod until its command runs."""
+    world.wait_pods("tune-train-3", 1)
+    starting = world.wait_condition("tune", "Trained", "Starting")
+    assert starting["message"].startswith("attempt 3: 1 of 2 pods tries whether it can start")
+    world.run_pods("tune-train-3", 1)
+    world.run_pods("tune-train-3", 2)
+    assert world.wait_phase("tune", "Training")["restarts"] == 1
+
+
 def test_a_commit_is_resolved_once(
     api: Api, kubeconfig: Path, mlflow_server: Mlflow, namespace: str, tmp_path: Path
 ) -> None:
@@ -71,4 +81,6 @@ def test_a_commit_is_resolved_once(
             failed = error("ScriptFailed", "it broke")
             world.end_pods("tune-train-1", [1, 1], [failed, failed])
             assert fetched(world, 2)[0] == {"checkout": [server.url("code"), first, "/workspace"]}
+            world.fail_init("tune-train-2", 2, "dependencies", 69)
+            one_pod_tries_first(world)
             world.delete_all()

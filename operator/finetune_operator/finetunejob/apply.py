@@ -95,6 +95,14 @@ class FineTuneJobApplier:
             await self.leases.take(ftj, decision.lease)
         for body in decision.apply:
             await self._write_child(ftj, body)
+        for body in decision.scaled:
+            self._keep("Job", await self.kube.apply(body))
+            log.info(
+                "scaled Job %s/%s to %d pods",
+                ftj.namespace,
+                body["metadata"]["name"],
+                body["spec"]["parallelism"],
+            )
         results: list[ActionResult] = []
         for action in decision.actions:
             try:

@@ -347,6 +347,7 @@ class Decision:
         lease: the Lease to take before children are created.
         apply: children to create or update.
         delete: children to delete.
+        scaled: Jobs whose parallelism changes, each with this field alone.
         sweep: whether to delete all Services, ConfigMaps and custom children too.
         actions: writes to MLflow and Databricks.
         finalizer: whether the resource must have the operator's finalizer; None to leave it unchanged.
@@ -358,6 +359,7 @@ class Decision:
     lease: TakeLease | None = None
     apply: tuple[Json, ...] = ()
     delete: tuple[Deletion, ...] = ()
+    scaled: tuple[Json, ...] = ()
     sweep: bool = False
     actions: tuple[Action, ...] = ()
     finalizer: bool | None = None

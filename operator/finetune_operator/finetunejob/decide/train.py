@@ -19,6 +19,7 @@ from finetune_operator.finetunejob.pods import (
     own_code,
     placement,
     pod_state,
+    probing,
     queueing,
     sidecars,
     step_state,
@@ -75,6 +76,7 @@ def _act_on(draft: Draft, number: int, state: step_state.WithJob) -> Outcome:
             _restore_companions(draft)
             draft.requeue_after(draft.settings.poll_seconds)
             step_state.report_pods(draft, state)
+            probing.complete_gang(draft, state.job, state.pods)
             _follow(draft, number, state)
     return Stop
 
@@ -105,6 +107,8 @@ def _start(draft: Draft, number: int, state: step_state.Absent) -> None:
     nodes = draft.spec.distributed.nodes
     draft.update(nodes=placement.summarize_nodes([], desired=nodes))
     starting = "1 pod is starting" if nodes == 1 else f"{nodes} pods are starting"
+    if probing.begins_with_one_pod(draft, number):
+        starting = _describe_probe(nodes)
     message = f"attempt {number}: {starting}{attempts.cause_of(draft, number - 1)}"
     draft.set(ConditionType.TRAINED, False, ConditionReason.STARTING, message)
 
@@ -135,8 +139,13 @@ def _follow(draft: Draft, number: int, state: step_state.AtWork) -> None:
     else:
         reason = ConditionReason.STARTING
         earlier = attempts.cause_of(draft, number - 1)
+        pods = (
+            _describe_probe(nodes)
+            if probing.is_probing(state.job)
+            else f"{state.ready} of {nodes} pods are ready"
+        )
         message = (
-            f"attempt {number}: {state.ready} of {nodes} pods are ready{health.describe_image_pull(draft, state.alive)}"
+            f"attempt {number}: {pods}{health.describe_image_pull(draft, state.alive)}"
             f"{own_code.describe_step(state.alive)}{earlier}"
         )
     failed_ends = [ended for ended in pod_state.exits(state.pods, gang.CONTAINER) if ended.code]
@@ -146,6 +155,10 @@ def _follow(draft: Draft, number: int, state: step_state.AtWork) -> None:
         reason = ConditionReason(before.reason) if before else reason
         message = f"attempt {number} has failed{_describe_rest(state.alive)}"
     draft.set(ConditionType.TRAINED, False, reason, message)
+
+
+def _describe_probe(nodes: int) -> str:
+    return f"1 of {nodes} pods tries whether it can start, and the others follow"
 
 
 def _describe_rest(alive: list[Json]) -> str:

@@ -33,6 +33,7 @@ class Draft(StatusBuilder[FineTuneJobStatus]):
     lease: TakeLease | None = None
     apply: list[Json] = field(default_factory=list)
     delete: list[Deletion] = field(default_factory=list)
+    scaled: list[Json] = field(default_factory=list)
     sweep: bool = False
     actions: list[Action] = field(default_factory=list)
     finalizer: bool | None = None
@@ -93,6 +94,18 @@ class Draft(StatusBuilder[FineTuneJobStatus]):
         if not is_being_deleted(child) and item not in self.delete:
             self.delete.append(item)
 
+    def scale(self, job: Json, parallelism: int) -> None:
+        """Let a Job run this number of pods at a time."""
+        meta = job["metadata"]
+        self.scaled.append(
+            {
+                "apiVersion": "batch/v1",
+                "kind": "Job",
+                "metadata": {name: meta[name] for name in ("name", "namespace", "uid")},
+                "spec": {"parallelism": parallelism},
+            }
+        )
+
     def free_name(self, job: Json) -> None:
         """Delete a Job at once, although it is being deleted and has pods, so that another Job can have its name."""
         self.delete.append(Deletion(job["metadata"]["name"], job["metadata"]["uid"], frees_name=True))
@@ -104,6 +117,7 @@ class Draft(StatusBuilder[FineTuneJobStatus]):
             lease=self.lease,
             apply=tuple(self.apply),
             delete=tuple(self.delete),
+            scaled=tuple(self.scaled),
             sweep=self.sweep,
             actions=tuple(self.actions),
             finalizer=self.finalizer,

@@ -11,7 +11,7 @@ from finetune_crds.recipe import as_yaml
 from finetune_crds.trainer import Trainer
 from finetune_operator import names
 from finetune_operator.finetunejob.draft.draft import Draft
-from finetune_operator.finetunejob.pods import own_code, queueing, rendezvous, template, workspace
+from finetune_operator.finetunejob.pods import own_code, probing, queueing, rendezvous, template, workspace
 from finetune_operator.finetunejob.pods.step_state import Step
 from finetune_operator.template_merge import merge
 
@@ -93,7 +93,7 @@ def _set_resumed_checkpoint(draft: Draft, content: JobRecipe) -> JobRecipe:
 
 
 def build_job(draft: Draft, attempt: int) -> Json:
-    """The Indexed Job of one attempt: all its pods, or none."""
+    """The Indexed Job of one attempt: all its pods, or none; or one pod that tries first, if a server was away."""
     ftj, spec = draft.ftj, draft.spec
     name = names.train_name(ftj.name, attempt)
     nodes = spec.distributed.nodes
@@ -104,7 +104,7 @@ def build_job(draft: Draft, attempt: int) -> Json:
         "spec": {
             "completionMode": "Indexed",
             "completions": nodes,
-            "parallelism": nodes,
+            "parallelism": 1 if probing.begins_with_one_pod(draft, attempt) else nodes,
             "backoffLimit": 0,
             "podFailurePolicy": {"rules": failure_rules(spec.run_policy.fatal_exit_codes)},
             "template": _build_pod_template(draft, attempt),
