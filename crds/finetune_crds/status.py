@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from finetune_crds.base import ApiModel, Name, NonNegative, Uri
+from finetune_crds.base import ApiModel, Name, NonNegative, Uri, by_key
 from finetune_crds.catalog import Catalog
 from finetune_crds.checkpoint import Checkpoint
 from finetune_crds.code import CodeStatus
@@ -213,6 +213,36 @@ class LastFailure(ApiModel):
     """The highest step that the training had reported by that time."""
 
 
+MAX_ATTEMPTS = 10
+"""Attempts in the status."""
+
+
+class EndedAttempt(ApiModel):
+    """An attempt that ended before the training was complete."""
+
+    attempt: NonNegative
+    """Attempt."""
+    end_time: datetime
+    """Time at which the operator recorded the end."""
+    reason: str | None = None
+    """Cause, as in lastFailure."""
+    exit_code: int | None = None
+    """Exit code."""
+    pod: str | None = None
+    """Pod that failed first."""
+    node: str | None = None
+    """Node of the pod."""
+    checkpoint_step: NonNegative | None = None
+    """Step of the newest complete checkpoint."""
+    message: str | None = None
+    """Last lines of the message, at most 20."""
+
+
+EndedAttempts = Annotated[
+    list[EndedAttempt], Field(max_length=MAX_ATTEMPTS, json_schema_extra=by_key("attempt"))
+]
+
+
 class CheckpointStatus(ApiModel):
     """The newest complete checkpoint."""
 
@@ -293,6 +323,8 @@ class FineTuneJobStatus(ApiModel):
     """The evaluation of the registered version."""
     last_failure: LastFailure | None = None
     """The last failure."""
+    attempts: EndedAttempts | None = None
+    """The last attempts that ended before the training was complete."""
     checkpoint: CheckpointStatus | None = None
     """The newest complete checkpoint."""
     pinned: Pinned | None = None

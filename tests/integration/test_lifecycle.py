@@ -169,6 +169,11 @@ def test_a_failed_rank_restarts_the_gang_and_exit_75_does_not_count(world: World
     world.run_pods("tune-train-3", 2)
     status = world.wait_phase("tune", "Training")
     assert (status["attempt"], status["restarts"]) == (3, 1)
+    ends = [(item["attempt"], item["exitCode"], item["message"].split(":")[0]) for item in status["attempts"]]
+    assert ends == [
+        (1, 1, "rank 2 blew up"),
+        (2, 75, "the container ended with exit code 75 and no message"),
+    ]
     finish_training(world, "tune", attempt=3)
     world.wait_phase("tune", "Succeeded")
 

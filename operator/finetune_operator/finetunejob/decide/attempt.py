@@ -11,7 +11,7 @@ from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.run_policy import RunPolicy
 from finetune_crds.status import LastFailure
 from finetune_operator import names
-from finetune_operator.finetunejob.decide import checkpoint
+from finetune_operator.finetunejob.decide import attempt_history, checkpoint
 from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.finetunejob.draft.wait import SOON_SECONDS
 from finetune_operator.finetunejob.pods import backoff, own_code, pod_state
@@ -111,7 +111,9 @@ def _record_failure(draft: Draft, failure: LastFailure, *, seconds: float) -> ba
     step = status.checkpoint.step if status.checkpoint else None
     # NB: an attempt that starts from the beginning reports steps that an earlier attempt already reached.
     furthest_step = max(status.progress.step if status.progress else 0, before.step or 0) or None
-    draft.update(last_failure=failure.model_copy(update={"checkpoint_step": step, "step": furthest_step}))
+    recorded_failure = failure.model_copy(update={"checkpoint_step": step, "step": furthest_step})
+    draft.update(last_failure=recorded_failure)
+    attempt_history.record_end(draft, recorded_failure)
     attempt = backoff.Attempt(seconds, step, before.checkpoint_step, furthest_step, before.step)
     if attempt.has_progressed:
         draft.update(no_progress_since=None)

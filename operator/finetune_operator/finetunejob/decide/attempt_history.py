@@ -1,0 +1,34 @@
+"""Keeps how the last attempts ended in the status, where it stays when their pods no longer exist."""
+
+from __future__ import annotations
+
+from finetune_crds.status import MAX_ATTEMPTS, EndedAttempt, LastFailure
+from finetune_operator.finetunejob.draft.draft import Draft
+
+_MAX_LINES = 20
+_MAX_CHARS = 1000
+
+
+def record_end(draft: Draft, failure: LastFailure) -> None:
+    """Append an attempt that failed or was stopped, and drop the oldest one if there are too many."""
+    if failure.attempt is None:
+        raise ValueError("the failure names no attempt")
+    ended = EndedAttempt(
+        attempt=failure.attempt,
+        end_time=draft.now,
+        reason=failure.reason,
+        exit_code=failure.exit_code,
+        pod=failure.pod,
+        node=failure.node,
+        checkpoint_step=failure.checkpoint_step,
+        message=_keep_last_lines(failure.message or ""),
+    )
+    earlier = [item for item in draft.status.attempts or [] if item.attempt != ended.attempt]
+    draft.update(attempts=[*earlier, ended][-MAX_ATTEMPTS:])
+
+
+def _keep_last_lines(message: str) -> str | None:
+    """The last lines of a message, without the start of the first one if they are too long; None for an empty message."""
+    lines = message.strip().splitlines()[-_MAX_LINES:]
+    text = "\n".join(lines)
+    return f"…{text[1 - _MAX_CHARS :]}" if len(text) > _MAX_CHARS else text or None
