@@ -243,6 +243,21 @@ EndedAttempts = Annotated[
 ]
 
 
+class ReducedMemory(ApiModel):
+    """Settings in place of those of the spec, since an attempt ran out of memory."""
+
+    per_device_batch_size: int | None = None
+    """In place of training.perDeviceBatchSize."""
+    per_device_eval_batch_size: int | None = None
+    """In place of training.perDeviceEvalBatchSize."""
+    gradient_accumulation: int | None = None
+    """In place of training.gradientAccumulation, so that a step has as many sequences."""
+    activation_checkpointing: Literal["Full"] | None = None
+    """In place of training.activationCheckpointing."""
+    checkpoint_mode: Literal["Sync"] | None = None
+    """In place of checkpoint.mode."""
+
+
 class CheckpointStatus(ApiModel):
     """The newest complete checkpoint."""
 
@@ -325,6 +340,8 @@ class FineTuneJobStatus(ApiModel):
     """The last failure."""
     attempts: EndedAttempts | None = None
     """The last attempts that ended before the training was complete."""
+    reduced_memory: ReducedMemory | None = None
+    """Settings of the current attempt that use less memory than those of the spec."""
     checkpoint: CheckpointStatus | None = None
     """The newest complete checkpoint."""
     pinned: Pinned | None = None

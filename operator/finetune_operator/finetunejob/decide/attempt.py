@@ -9,12 +9,12 @@ from finetune_crds import contract
 from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.run_policy import RunPolicy
-from finetune_crds.status import LastFailure
+from finetune_crds.status import LastFailure, ReducedMemory
 from finetune_operator import names
 from finetune_operator.finetunejob.decide import attempt_history, checkpoint
 from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.finetunejob.draft.wait import SOON_SECONDS
-from finetune_operator.finetunejob.pods import backoff, own_code, pod_state
+from finetune_operator.finetunejob.pods import backoff, memory_reduction, own_code, pod_state
 from finetune_operator.finetunejob.pods.step_state import Failed, NodeLost
 from finetune_operator.text import format_duration, shorten
 
@@ -44,11 +44,22 @@ class Fatal:
 
 
 @dataclass(frozen=True)
+class OutOfMemory:
+    """The training ran out of memory. Another attempt can succeed only with settings that use less.
+
+    Attributes:
+        reduced_memory: these settings; None if no setting is left that reduces the memory.
+    """
+
+    reduced_memory: ReducedMemory | None
+
+
+@dataclass(frozen=True)
 class Retryable:
     """Another attempt may succeed."""
 
 
-FailureCause = Preempted | NotStarted | Fatal | Retryable
+FailureCause = Preempted | NotStarted | Fatal | OutOfMemory | Retryable
 
 
 def after_failure(draft: Draft, number: int, state: Failed) -> None:
@@ -57,7 +68,7 @@ def after_failure(draft: Draft, number: int, state: Failed) -> None:
     failure = state.failure or _explain_lost_pods(number, state.condition)
     deleted_pod = _find_deleted_pod(failure, state.ends)
     init_reason = own_code.find_failed_step(failure, state.ends, draft.spec.trainer)
-    cause = classify_failure(failure, init_reason, state, policy)
+    cause = classify_failure(draft, failure, init_reason, state)
     seconds = backoff.run_seconds(state.job, draft.now)
     attempt = _record_failure(
         draft,
@@ -76,6 +87,14 @@ def after_failure(draft: Draft, number: int, state: Failed) -> None:
             _restart_uncounted(draft, number, why)
         case Fatal(fatal_reason):
             _fail(draft, fatal_reason, sentence)
+        case OutOfMemory(reduced_memory) if reduced_memory is not None:
+            draft.update(reduced_memory=reduced_memory)
+            settings = memory_reduction.describe(reduced_memory)
+            why = f"attempt {number} ran out of memory, and the next one has {settings}; {sentence}"
+            restart(draft, number + 1, counted=False, why=why)
+        case OutOfMemory():
+            why = f"attempt {number} ran out of memory, and no setting is left that reduces it; {sentence}"
+            _fail(draft, ConditionReason.OUT_OF_MEMORY, why)
         case Retryable() if (draft.status.restarts or 0) < policy.max_restarts:
             restart(draft, number + 1, counted=True, why=f"attempt {number} failed; {sentence}")
         case Retryable():
@@ -135,7 +154,7 @@ def _restart_uncounted(draft: Draft, number: int, why: str) -> None:
 
 
 def classify_failure(
-    failure: LastFailure, init_reason: ConditionReason | None, state: Failed, policy: RunPolicy
+    draft: Draft, failure: LastFailure, init_reason: ConditionReason | None, state: Failed
 ) -> FailureCause:
     """Classify why an attempt failed. The class decides what happens next.
 
@@ -143,6 +162,7 @@ def classify_failure(
         failure: the failure that ended the attempt.
         init_reason: the reason for an init container of the operator that failed; None if the command failed.
     """
+    policy = draft.spec.run_policy
     if was_preempted(failure, state, policy.fatal_exit_codes):
         return Preempted()
     if init_reason and failure.exit_code == contract.EXIT_UNAVAILABLE:
@@ -151,7 +171,14 @@ def classify_failure(
         # NB: the exit codes in runPolicy are those of the command, which has not started.
         return Fatal(init_reason) if failure.exit_code == contract.EXIT_RECIPE else Retryable()
     fatal_reason = find_fatal_reason(failure, policy)
-    return Fatal(fatal_reason) if fatal_reason else Retryable()
+    if fatal_reason:
+        return Fatal(fatal_reason)
+    if policy.max_restarts and memory_reduction.is_out_of_memory(draft, failure):
+        reduced_memory = memory_reduction.find_reduction(draft, failure)
+        # NB: the need for host memory varies from run to run, that of a GPU does not.
+        if reduced_memory or failure.reason == memory_reduction.OUT_OF_GPU_MEMORY:
+            return OutOfMemory(reduced_memory)
+    return Retryable()
 
 
 def _fail(draft: Draft, reason: ConditionReason, message: str) -> None:

@@ -11,7 +11,15 @@ from finetune_crds.recipe import as_yaml
 from finetune_crds.trainer import Trainer
 from finetune_operator import names
 from finetune_operator.finetunejob.draft.draft import Draft
-from finetune_operator.finetunejob.pods import own_code, probing, queueing, rendezvous, template, workspace
+from finetune_operator.finetunejob.pods import (
+    memory_reduction,
+    own_code,
+    probing,
+    queueing,
+    rendezvous,
+    template,
+    workspace,
+)
 from finetune_operator.finetunejob.pods.step_state import Step
 from finetune_operator.template_merge import merge
 
@@ -70,6 +78,7 @@ def build_recipe(draft: Draft) -> Json:
     """The ConfigMap with the recipe, and with the parameters of a custom command."""
     ftj, trainer = draft.ftj, draft.spec.trainer
     content = _set_resumed_checkpoint(draft, build_prepared_recipe(draft))
+    content = memory_reduction.apply_to_recipe(draft, content)
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",

@@ -64,7 +64,12 @@ CASES: dict[str, tuple[str, list[Json], Json, Outcome]] = {
         {},
         AGAIN,
     ),
-    "out of memory": (BACKOFF, [ended(JOB, 0, 137, reason="OOMKilled")], {}, AGAIN),
+    "out of memory, which the next attempt uses less of": (
+        BACKOFF,
+        [ended(JOB, 0, 137, reason="OOMKilled")],
+        {},
+        PREEMPTED,
+    ),
     "no pod is left": (BACKOFF, [], {}, AGAIN),
     "restarts are used up": (
         BACKOFF,
