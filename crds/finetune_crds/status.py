@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from finetune_crds.base import ApiModel, Name, NonNegative, Uri, by_key
+from finetune_crds.base import ApiModel, Name, NonNegative, Uri, list_type_map
 from finetune_crds.catalog import Catalog
 from finetune_crds.checkpoint import Checkpoint
 from finetune_crds.code import CodeStatus
@@ -239,7 +239,7 @@ class EndedAttempt(ApiModel):
 
 
 EndedAttempts = Annotated[
-    list[EndedAttempt], Field(max_length=MAX_ATTEMPTS, json_schema_extra=by_key("attempt"))
+    list[EndedAttempt], Field(max_length=MAX_ATTEMPTS, json_schema_extra=list_type_map("attempt"))
 ]
 
 
