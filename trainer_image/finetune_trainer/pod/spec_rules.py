@@ -27,6 +27,17 @@ if TYPE_CHECKING:
 
 _NOT_IN_SPEC = {"kind", "job", "prepared", "parameters"}
 _OLD_SELF = "oldSelf"
+# Levels of precedence in celpy's grammar: with one child, a node of them has the value of the child.
+_LEVELS = {
+    "expr",
+    "conditionalor",
+    "conditionaland",
+    "relation",
+    "addition",
+    "multiplication",
+    "unary",
+    "member",
+}
 
 
 def check(recipe: Recipe) -> None:
@@ -178,7 +189,17 @@ def compile_rule(expression: str) -> celpy.Runner:
         celpy.CELParseError: the library cannot read it.
     """
     environment = celpy.Environment()
-    return environment.program(environment.compile(expression), functions=_FUNCTIONS)
+    return environment.program(_shorten(environment.compile(expression)), functions=_FUNCTIONS)
+
+
+def _shorten(node: Any) -> Any:
+    """Return a syntax tree without the levels that have one child: eight stand above each name, and each is visited."""
+    if not isinstance(node, celpy.Expression):
+        return node
+    children = [_shorten(child) for child in node.children]
+    if node.data in _LEVELS and len(children) == 1:
+        return children[0]
+    return celpy.Expression(node.data, children, node.meta)
 
 
 def _is_sorted(items: Any) -> celtypes.BoolType:
