@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,7 @@ def shape_of(
     return Shape.of(Network(adapted, Sft()), None, quantized=False)
 
 
+@cache
 def llama_shapes() -> dict[str, Shape]:
     """The sizes of Llama 3.1 with what common methods train."""
     return {

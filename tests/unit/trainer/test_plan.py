@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.filterwarnings(warning) for warning in networks.PEFT_WARNINGS]
 
 H100 = Card("NVIDIA-H100-80GB-HBM3", 80 * 2**30, (9, 0))
-LAYERS, WIDTH, VOCABULARY = 4, 512, 16000
+LAYERS, WIDTH, VOCABULARY = 3, 512, 16000
 
 
 @pytest.fixture

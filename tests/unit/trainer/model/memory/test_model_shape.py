@@ -18,7 +18,7 @@ from finetune_trainer.train.objectives.sft import Sft
 from finetune_trainer.train.runtime.device import Card
 from finetune_trainer.train.runtime.distributed import World
 from support import networks
-from support.shapes import ADAPTER_8B, ENDS_8B, LLAMA_8B, LLAMA_70B, PARAMETERS, shape_of
+from support.shapes import ADAPTER_8B, ENDS_8B, LLAMA_8B, PARAMETERS, llama_shapes, shape_of
 
 pytestmark = [pytest.mark.filterwarnings(warning) for warning in networks.PEFT_WARNINGS]
 
@@ -32,18 +32,19 @@ def ends(shape: Shape) -> tuple[int, int, int, int, int]:
 
 
 def test_shapes_are_those_of_the_models() -> None:
-    full, adapted = shape_of(LLAMA_8B, "Full"), shape_of(LLAMA_8B, "LoRA")
+    shapes = llama_shapes()
+    full, adapted = shapes["8B Full"], shapes["8B LoRA"]
     assert (full.parameters, full.trained) == (PARAMETERS["8B"], PARAMETERS["8B"])
     assert ends(full) == (END, END, END, END, END)
     assert (full.layers, full.width, full.feed_forward) == (32, 4096, 14336)
     assert (adapted.parameters, adapted.trained) == (PARAMETERS["8B"] + ADAPTER_8B, ADAPTER_8B)
     assert (ends(adapted), adapted.copied) == ((END, 0, END, 0, 0), 0)
-    assert (adapted.initial, shape_of(LLAMA_8B, "LoRA", {"init": "PiSSA"}).initial) == (0, ADAPTER_8B)
-    assert shape_of(LLAMA_70B, "Full").parameters == PARAMETERS["70B"]
+    assert (adapted.initial, shapes["8B PiSSA"].initial) == (0, ADAPTER_8B)
+    assert shapes["70B Full"].parameters == PARAMETERS["70B"]
 
 
 def test_what_is_trained_whole_is_also_there_as_it_was() -> None:
-    whole = shape_of(LLAMA_8B, "LoRA", {"modulesToSave": ["embed_tokens", "lm_head"]})
+    whole = llama_shapes()["8B whole"]
     trained = ADAPTER_8B + ENDS_8B
     assert (whole.parameters, whole.trained) == (PARAMETERS["8B"] + trained, trained)
     assert ends(whole) == (2 * END, END, 2 * END, END, END)
