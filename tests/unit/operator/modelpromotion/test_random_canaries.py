@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, example, given, settings
 from fixtures.operator_in_memory.serving_sequences import BAD, EDITS, SEQUENCES, check
 
 
-@settings(max_examples=10, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=6, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(EDITS["onDrift"], SEQUENCES)
 @example("Warn", [("seize", "3"), ("judge", "2", BAD)])
 @example("Repair", [("stage", "3"), ("wait", 1), ("judge", "2", BAD), ("judge", "3", BAD)])
