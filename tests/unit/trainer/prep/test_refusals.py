@@ -141,20 +141,6 @@ WRONG: list[tuple[str, dict[str, Any], str, str]] = [
         "data.prepare dropped all 104 rows of {corpus}/parquet: notNull dropped 1, minQuality dropped 51, filter "
         "dropped 52; relax its filters",
     ),
-    (
-        "nothing is short enough",
-        {"maxTokens": 1},
-        "NoRowsLeft",
-        "data.prepare dropped all 104 rows of {corpus}/parquet: notNull dropped 1, dedupe dropped 2, maxTokens "
-        "dropped 101; relax its filters",
-    ),
-    (
-        "empty validation split",
-        {"limit": 1, "splitRatios": {"train": 0.9, "validation": 0.1, "test": 0}},
-        "EmptySplit",
-        "the validation split is empty, because 1 examples are too few for its ratio 0.1: prepare more examples, or raise "
-        "data.prepare.splitRatios.validation",
-    ),
 ]
 
 
