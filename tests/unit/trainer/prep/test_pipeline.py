@@ -135,38 +135,6 @@ def test_two_pods_at_once_write_one_version(ask_and_commit: Asker, monkeypatch: 
     assert DeltaTable(ask.output).version() == committed_result.version == 0
 
 
-@pytest.mark.parametrize(
-    ("columns", "expected"),
-    [
-        ({"type": "Text", "text": "question"}, ["id", "text", "input_ids", "loss_mask", "tokens", "split"]),
-        (
-            {"type": "Messages", "messages": "chat"},
-            ["id", "messages", "input_ids", "loss_mask", "tokens", "split"],
-        ),
-    ],
-)
-def test_columns_of_the_table(
-    ask: Asker, tmp_path: Path, columns: dict[str, Any], expected: list[str]
-) -> None:
-    chats = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
-    row = {"question": "why", "answer": "so", "chat": json.dumps(chats)}
-    (tmp_path / "corpus.jsonl").write_text(json.dumps(row) + "\n")
-    source = {"type": "JSONLines", "path": str(tmp_path / "corpus.jsonl")}
-    (table_row,) = table_of(
-        ask(source=source, columns=columns, splitRatios={"train": 1, "validation": 0, "test": 0})
-    )
-    # JSON text may have these fields in any row.
-    nothing = dict.fromkeys(
-        ("tool_calls", "tool_call_id", "name", "reasoning_content", "reasoning", "thinking", "weight")
-    )
-    turns = [chat | nothing for chat in chats]
-    values = {"text": "why", "messages": turns}
-    assert list(table_row) == expected
-    assert [table_row[name] for name in expected if name in values] == [
-        values[name] for name in expected if name in values
-    ]
-
-
 def test_columns_are_found_in_the_schema(
     ask_and_commit: Asker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from unit.trainer.prep.recipes import PAIR_TOKENS, Preparer, table_of
+from unit.trainer.prep.recipes import PAIR_TOKENS, Preparer, prepare_quickly, prepared, table_of
 
 Json = dict[str, Any]
 ALL = ["Phone", "Email", "Secret", "CardNumber"]
@@ -69,14 +69,19 @@ ROLES: dict[str, tuple[Json, Json, Json, Json]] = {
 }
 
 
-@pytest.mark.parametrize(("columns", "row", "texts", "counted"), ROLES.values(), ids=ROLES)
-def test_every_text_of_an_example_gets_placeholders(
-    prepare_and_commit: Preparer, columns: Json, row: Json, texts: Json, counted: Json
-) -> None:
-    result = prepare_and_commit([row], columns=columns, redact=ALL)
+# Tables with other columns than those of test_pipeline and test_conversations.
+COMMITTED = ("text", "messages", "preferences")
+
+
+@pytest.mark.parametrize("case", ROLES)
+def test_every_text_of_an_example_gets_placeholders(prepare: Preparer, case: str) -> None:
+    columns, row, texts, counted = ROLES[case]
+    prepare.run = prepared if case in COMMITTED else prepare_quickly
+    result = prepare([row], columns=columns, redact=ALL)
     (table_row,) = table_of(result)
-    ours = ("id", "tokens", "split", "input_ids", "loss_mask", *PAIR_TOKENS)
-    assert {name: value for name, value in table_row.items() if name not in ours} == texts
+    token_columns = PAIR_TOKENS if "rejected" in texts else ("input_ids", "loss_mask")
+    assert list(table_row) == ["id", *texts, *token_columns, "tokens", "split"]
+    assert {name: table_row[name] for name in texts} == texts
     assert result.redacted == dict.fromkeys(ALL, 0) | counted
 
 
