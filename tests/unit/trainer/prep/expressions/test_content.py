@@ -80,11 +80,12 @@ def save_parquet(rows: list[Json], folder: Path) -> Json:
     return {"type": "Parquet", "path": str(path)}
 
 
+# How rows are saved, the rows, and the contents of their messages. What has a part that is no text is dropped.
 FORMATS: dict[str, tuple[Callable[[list[Json], Path], Json], list[Json], list[list[str]]]] = {
-    "JSON lines": (save_lines, PARTS, BOTH),
+    "JSON lines": (save_lines, [*PARTS, IMAGE], BOTH),
     "JSON lines of texts and lists": (save_lines, MIXED, SOLD),
-    "JSON text": (save_text, MIXED, SOLD),
-    "Parquet": (save_parquet, PARTS, BOTH),
+    "JSON text": (save_text, [*MIXED, IMAGE], SOLD),
+    "Parquet": (save_parquet, [*PARTS, IMAGE], BOTH),
 }
 
 
@@ -98,11 +99,14 @@ def options(source: Json, **changes: Any) -> Json:
 
 
 @pytest.mark.parametrize("case", FORMATS)
-def test_the_texts_of_parts_are_joined(case: str, prepare: Preparer, tmp_path: Path) -> None:
+def test_the_texts_of_parts_are_joined_and_other_parts_are_dropped(
+    case: str, prepare: Preparer, tmp_path: Path
+) -> None:
     save, rows, expected = FORMATS[case]
-    result = prepare(NOT_READ, **options(save(rows, tmp_path)))
+    result = prepare(NOT_READ, **options(save(rows, tmp_path), onTemplateError="Drop"))
     contents = [[turn["content"] for turn in row["messages"]] for row in table_of(result)]
     assert sorted(contents) == expected
+    assert result.dropped == {"notNull": 0, "onTemplateError": rows.count(IMAGE)}
 
 
 SHARED = [
@@ -188,14 +192,8 @@ def test_a_corpus_of_which_nothing_is_learned_is_refused(prepare: Preparer, tmp_
     assert "but the 1 examples of " in str(refused.value)
 
 
-@pytest.mark.parametrize("save", [save_lines, save_text, save_parquet])
-def test_a_part_that_is_no_text_is_refused_or_dropped(
-    save: Callable[[list[Json], Path], Json], prepare: Preparer, tmp_path: Path
-) -> None:
-    rows = [*PARTS, IMAGE]
-    source = save(rows, tmp_path)
+def test_a_part_that_is_no_text_is_refused(prepare: Preparer, tmp_path: Path) -> None:
+    """JSON lines are in test_refused_row."""
     with pytest.raises(exit_status.DataError) as refused:
-        prepare(NOT_READ, **options(source))
+        prepare(NOT_READ, **options(save_parquet([*PARTS, IMAGE], tmp_path)))
     assert "message 2 has a part of type image_url, and only text is learned" in str(refused.value)
-    result = prepare(NOT_READ, **options(source, onTemplateError="Drop"))
-    assert (result.dropped["onTemplateError"], len(table_of(result))) == (1, 2)
