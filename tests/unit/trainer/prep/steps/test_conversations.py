@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from finetune_trainer.examples.documents import Documents
 from finetune_trainer.examples.token_columns import read_documents, token_columns
 from finetune_trainer.examples.tokenizer import load_tokenizer
 from finetune_trainer.pod import exit_status
-from finetune_trainer.prep.steps import conversations
+from finetune_trainer.prep.steps import chat, conversations
 from finetune_trainer.train.data import read
 from finetune_trainer.train.data.encode import Encoder
 from support.tool_templates import HERMES, TEMPLATES
@@ -147,57 +148,125 @@ def counted(result: PrepResult) -> list[int]:
     return sorted(row["tokens"] for row in table_of(result))
 
 
-@pytest.mark.parametrize(
-    ("name", "rows"),
-    [("Hermes", ROWS), ("Llama", AS_TEXT), ("Llama", CALLS_AS_TEXT)],
-    ids=["structures", "text", "calls as text"],
-)
+# Conversations that differ from the first one in a call or in the tools alone, and one that repeats it.
+OTHER_CALL = ROWS[0] | {
+    "messages": [ROWS[0]["messages"][0], calling("weather", city="Neu-Ulm"), *ROWS[0]["messages"][2:]]
+}
+OTHER_TOOLS = ROWS[0] | {"tools": ROWS[1]["tools"]}
+WEIGHTED = ROWS[0] | {
+    "messages": [
+        *ROWS[0]["messages"],
+        build_message("user", "Sure?"),
+        build_message("assistant", "Yes.") | {"learned": False},
+    ]
+}
+# As clients sent calls before they had tool_calls, and the same as they do now.
+LEGACY_CALL: Json = {"name": "weather", "arguments": '{"city": "Ulm"}'}
+LEGACY = [
+    build_message("user", "How is Ulm?") | {"function_call": None},
+    {"role": "assistant", "content": None, "function_call": LEGACY_CALL},
+    {"role": "function", "content": "Rain.", "function_call": None},
+    build_message("assistant", "It rains.") | {"function_call": None},
+]
+MODERN = [
+    build_message("user", "How is Ulm?"),
+    calling("weather", city="Ulm"),
+    returned("Rain."),
+    build_message("assistant", "It rains."),
+]
+# Rows without an example: tools that are no list, and messages with nothing to say.
+NOTHING_TO_LEARN: list[Json] = [
+    AS_TEXT[1] | {"tools": '{"name": "weather"'},
+    AS_TEXT[2] | {"messages": '[{"role": "assistant", "tool_calls": []}]'},
+    AS_TEXT[2] | {"messages": '[{"role": "assistant", "content": "\u00a0"}]'},
+]
+CALL_OF_ANOTHER_SHAPE: Json = {
+    "messages": [build_message("user", "a"), {"role": "assistant", "tool_calls": "{"}],
+    "tools": None,
+}
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """How rows are written, and what becomes of them.
+
+    expected: by what it shows, a conversation that training reads. dropped: what the preparation drops.
+    weights: those of the messages in the table. learned: of some of the expected conversations, the part on which the loss is taken.
+    """
+
+    template: str
+    rows: list[Json]
+    expected: dict[str, Json]
+    dropped: Json
+    weight_columns: Json = field(default_factory=dict)
+    weights: tuple[str | None, ...] = (None,)
+    learned: dict[str, str] = field(default_factory=dict)
+
+
+BY_TOOLS = {"a call": ROWS[0], "two tools": ROWS[1], "no tools": ROWS[2]}
+LEARNED_CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Ulm"}}</tool_call><|im_end|>\n'
+WRITTEN: dict[str, Rendered] = {
+    "structures": Rendered(
+        "Hermes",
+        [*ROWS, OTHER_CALL, OTHER_TOOLS, WEIGHTED, json.loads(json.dumps(ROWS[0]))],
+        BY_TOOLS
+        | {"another call": OTHER_CALL, "other tools": OTHER_TOOLS, "an answer of weight 0": WEIGHTED},
+        {"notNull": 0, "dedupe": 1, "onTemplateError": 0},
+        {"messageWeight": "learned"},
+        (None, "0"),
+        dict.fromkeys(("a call", "an answer of weight 0"), f"{LEARNED_CALL}No.<|im_end|>\n"),
+    ),
+    "text": Rendered(
+        "Llama",
+        [*AS_TEXT, *NOTHING_TO_LEARN, {"messages": json.dumps(LEGACY), "tools": None}],
+        BY_TOOLS | {"a call before tool_calls": {"messages": MODERN, "tools": None}},
+        {"notNull": 3, "dedupe": 0, "onTemplateError": 0},
+        {"messageWeight": "learned"},
+        (None, "1"),
+    ),
+    "calls as text": Rendered(
+        "Llama",
+        [*CALLS_AS_TEXT, CALL_OF_ANOTHER_SHAPE],
+        BY_TOOLS,
+        {"notNull": 0, "dedupe": 0, "onTemplateError": 1},
+    ),
+    "tools that the template does not render": Rendered(
+        "contents",
+        ROWS,
+        {"no tools": ROWS[2]},
+        {"notNull": 0, "dedupe": 0, "onTemplateError": 2},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRITTEN.values(), ids=WRITTEN)
 def test_training_reads_what_the_template_makes_of_the_source(
-    preparing: Callable[[str], Preparer], name: str, rows: list[Json]
+    preparing: Callable[[str], Preparer], case: Rendered
 ) -> None:
-    preparer = preparing(TEMPLATES[name])
-    weight_columns = {"messageWeight": "learned"} if rows is AS_TEXT else {}
-    result = preparer(rows, columns=WITH_TOOLS | weight_columns)
+    preparer = preparing((TEMPLATES | {"contents": CONTENTS})[case.template])
+    result = preparer(case.rows, columns=WITH_TOOLS | case.weight_columns, onTemplateError="Drop")
     trained = Trained(result, preparer.folder / "model", WITH_TOOLS)
-    expected = [chat_templates.render(trained.tokenizer, row["messages"], row["tools"]) for row in ROWS]
-    assert sorted(trained.texts) == sorted(expected)
+    names = {
+        chat_templates.render(trained.tokenizer, row["messages"], row["tools"]): name
+        for name, row in case.expected.items()
+    }
+    shown = [names.get(text, text) for text in trained.texts]
+    assert sorted(shown) == sorted(case.expected)
+    learned = dict(zip(shown, trained.learned, strict=True))
+    assert {name: learned[name] for name in case.learned} == case.learned
     assert sorted(trained.tokens) == counted(result)
+    assert result.dropped == case.dropped
+    weights = {turn.get("weight") for row in table_of(result) for turn in row["messages"]}
+    assert weights == {*case.weights}
 
 
-def test_calls_and_answers_are_learned_and_neither_results_nor_answers_of_weight_0(
-    preparing: Callable[[str], Preparer],
-) -> None:
-    preparer, more = (
-        preparing(HERMES),
-        [build_message("user", "Sure?"), build_message("assistant", "Yes.") | {"learned": False}],
-    )
-    result = preparer(
-        [ROWS[0] | {"messages": ROWS[0]["messages"] + more}],
-        columns=WITH_TOOLS | {"messageWeight": "learned"},
-    )
-    assert [turn["weight"] for turn in table_of(result)[0]["messages"]] == [None] * 5 + ["0"]
-    trained = Trained(result, preparer.folder / "model", WITH_TOOLS)
-    assert trained.learned == [
-        '<tool_call>{"name": "weather", "arguments": {"city": "Ulm"}}</tool_call><|im_end|>\nNo.<|im_end|>\n'
-    ]
-
-
-@pytest.mark.parametrize("as_text", [False, True], ids=["structures", "text"])
-def test_calls_of_before_tool_calls(preparing: Callable[[str], Preparer], as_text: bool) -> None:
-    call = {"name": "weather", "arguments": '{"city": "Ulm"}'}
-    legacy = [
-        build_message("user", "How is Ulm?") | {"function_call": None},
-        {"role": "assistant", "content": None, "function_call": call},
-        {"role": "function", "content": "Rain.", "function_call": None},
-        build_message("assistant", "It rains.") | {"function_call": None},
-    ]
+def test_calls_of_before_tool_calls(preparing: Callable[[str], Preparer]) -> None:
     preparer = preparing(HERMES)
-    rows = [{"messages": json.dumps(legacy) if as_text else legacy}]
-    result = preparer(rows, columns={"type": "Messages"})
+    result = preparer([{"messages": LEGACY}], columns={"type": "Messages"})
     (row,) = table_of(result)
     assert [turn["role"] for turn in row["messages"]] == ["user", "assistant", "tool", "assistant"]
     calls = [json.loads(turn["tool_calls"]) for turn in row["messages"] if turn["tool_calls"]]
-    assert calls == [[{"type": "function", "function": call}]]
+    assert calls == [[{"type": "function", "function": LEGACY_CALL}]]
     trained = Trained(result, preparer.folder / "model", {"type": "Messages"})
     assert '"name": "weather", "arguments": {"city": "Ulm"}' in trained.learned[0]
 
@@ -219,57 +288,6 @@ def test_the_table_has_structures_as_json_text(preparing: Callable[[str], Prepar
     assert json.loads(called["messages"][1]["tool_calls"]) == ROWS[1]["messages"][1]["tool_calls"]
 
 
-def test_conversations_that_differ_in_calls_or_tools_alone_are_no_duplicates(
-    preparing: Callable[[str], Preparer],
-) -> None:
-    other_call = [ROWS[0]["messages"][0], calling("weather", city="Neu-Ulm"), *ROWS[0]["messages"][2:]]
-    rows = [
-        ROWS[0],
-        ROWS[0] | {"messages": other_call},
-        ROWS[0] | {"tools": ROWS[1]["tools"]},
-        json.loads(json.dumps(ROWS[0])),
-    ]
-    result = preparing(HERMES)(rows, columns=WITH_TOOLS)
-    assert (result.rows.train, result.dropped) == (3, {"notNull": 0, "dedupe": 1})
-
-
-NO_TOOLS = [ROWS[2] | {"tools": "[]"}]
-DROPPED: dict[str, tuple[str, list[Json], Json]] = {
-    "tools that the template does not render": (
-        CONTENTS,
-        ROWS,
-        {"notNull": 0, "dedupe": 0, "onTemplateError": 2},
-    ),
-    "calls of another shape": (
-        HERMES,
-        [
-            *NO_TOOLS,
-            NO_TOOLS[0]
-            | {"messages": [build_message("user", "a"), {"role": "assistant", "tool_calls": "{"}]},
-        ],
-        {"notNull": 0, "dedupe": 0, "onTemplateError": 1},
-    ),
-    "tools that are no list, and messages with nothing to say": (
-        HERMES,
-        [
-            AS_TEXT[0],
-            AS_TEXT[1] | {"tools": '{"name": "weather"'},
-            AS_TEXT[2] | {"messages": '[{"role": "assistant", "tool_calls": []}]'},
-            AS_TEXT[2] | {"messages": '[{"role": "assistant", "content": "\u00a0"}]'},
-        ],
-        {"notNull": 3, "dedupe": 0, "onTemplateError": 0},
-    ),
-}
-
-
-@pytest.mark.parametrize(("template", "rows", "dropped"), DROPPED.values(), ids=DROPPED)
-def test_what_cannot_be_rendered_is_dropped_and_counted(
-    preparing: Callable[[str], Preparer], template: str, rows: list[Json], dropped: Json
-) -> None:
-    result = preparing(template)(rows, columns=WITH_TOOLS, onTemplateError="Drop")
-    assert (result.dropped, result.rows.train) == (dropped, 1)
-
-
 def test_tools_that_are_no_definitions_are_refused(spark: SparkSession) -> None:
     frame = spark.createDataFrame([(["look"],)], "tools array<string>")
     with pytest.raises(
@@ -278,13 +296,14 @@ def test_tools_that_are_no_definitions_are_refused(spark: SparkSession) -> None:
         conversations.tools(frame, "tools")
 
 
-def test_a_template_without_tools_is_refused_at_the_start(preparing: Callable[[str], Preparer]) -> None:
-    preparer = preparing(CONTENTS)
+def test_a_template_without_tools_is_refused(tokenizer_folder: Path) -> None:
+    tokenizer = load_tokenizer(Model(base="/model"), tokenizer_folder)
+    tokenizer.chat_template = CONTENTS
     with pytest.raises(exit_status.RecipeRefusedError) as refused:
-        preparer(ROWS, columns=WITH_TOOLS)
+        chat.check(tokenizer, recipe(columns=WITH_TOOLS))
     assert refused.value.message == (
-        f"data.columns.tools requires a chat template that renders tools, and the one of {preparer.folder / 'model'} "
-        "does not: set model.chatTemplate, remove data.columns.tools, or drop conversations with tools by "
+        "data.columns.tools requires a chat template that renders tools, and the one of /model does not: set "
+        "model.chatTemplate, remove data.columns.tools, or drop conversations with tools by "
         "data.prepare.onTemplateError: Drop"
     )
 
@@ -345,15 +364,9 @@ def test_a_mix_of_sources_with_tools_and_without(
     assert sorted(of_counts) == ["1<|im_end|>\n", "1<|im_end|>\n2<|im_end|>\n", "2<|im_end|>\n"]
 
 
-def test_filters_see_the_tools_of_the_source(preparing: Callable[[str], Preparer]) -> None:
-    preparer, rows = preparing(HERMES), [*ROWS[:2], ROWS[2] | {"tools": None}]
-    result = preparer(rows, columns=WITH_TOOLS, filter="tools IS NOT NULL AND size(tools) > 0")
-    assert result.dropped == {"notNull": 0, "filter": 1, "dedupe": 0}
-    result = preparer(rows, columns=WITH_TOOLS, notNull=["tools"], output=f"{preparer.folder}/other")
-    assert result.dropped == {"notNull": 1, "dedupe": 0}
-
-
-def test_values_in_calls_and_tools_are_replaced(preparing: Callable[[str], Preparer]) -> None:
+def test_filters_see_the_tools_of_the_source_before_values_in_calls_and_tools_are_replaced(
+    preparing: Callable[[str], Preparer],
+) -> None:
     row = {
         "messages": [
             build_message("user", "Charge it."),
@@ -364,7 +377,14 @@ def test_values_in_calls_and_tools_are_replaced(preparing: Callable[[str], Prepa
         ],
         "tools": [tool("charge", of="card") | {"owner": "jane@example.com"}],
     }
-    result = preparing(HERMES)([row], columns=WITH_TOOLS, redact=["Email", "CardNumber"])
+    result = preparing(HERMES)(
+        [row, *ROWS[1:]],
+        columns=WITH_TOOLS,
+        notNull=["tools"],
+        filter="tools IS NOT NULL AND size(tools) = 1",
+        redact=["Email", "CardNumber"],
+    )
+    assert result.dropped == {"notNull": 1, "filter": 1, "dedupe": 0}
     (table_row,) = table_of(result)
     (call,) = json.loads(table_row["messages"][1]["tool_calls"])
     assert call["function"]["arguments"] == {"card": "<CARD_NUMBER>", "to": "<EMAIL>"}
@@ -479,22 +499,6 @@ def test_unpaired_answers_are_learned_behind_the_rendered_prompt(
     ]
 
 
-def test_an_answer_can_be_a_call(preparing: Callable[[str], Preparer]) -> None:
-    preparer = preparing(HERMES)
-    row = {
-        "prompt": "Rain?",
-        "chosen": [calling("weather", city="Ulm")],
-        "rejected": [build_message("assistant", "No.")],
-    }
-    trained = Trained(
-        preparer([row], columns=PREFERENCE, objective=DPO), preparer.folder / "model", PREFERENCE
-    )
-    assert trained.learned == [
-        '<tool_call>{"name": "weather", "arguments": {"city": "Ulm"}}</tool_call><|im_end|>\n',
-        "No.<|im_end|>\n",
-    ]
-
-
 @pytest.mark.usefixtures("compiled_plans")
 def test_preferences_that_are_conversations_come_through_every_step(
     preparing: Callable[[str], Preparer],
@@ -507,7 +511,8 @@ def test_preferences_that_are_conversations_come_through_every_step(
             "rejected": [build_message("user", prompt), build_message("assistant", bad)],
         }
 
-    rows = [row(number) for number in range(6)]
+    call = row(8) | {"chosen": [build_message("user", "Sky 8?"), calling("weather", city="Ulm")]}
+    rows = [*(row(number) for number in range(6)), call]
     dirty = [
         row(0, good="BLUE. "),  # the same but for case and white space
         row(1, bad="Green."),  # another preference of the same prompt
@@ -536,8 +541,8 @@ def test_preferences_that_are_conversations_come_through_every_step(
         "maxTokens": 1,
     }
     trained = Trained(result, preparer.folder / "model", PREFERENCE)
-    assert (sorted(trained.tokens), len(trained.tokens)) == (counted(result), 8)
-    assert "Write to <EMAIL><|im_end|>\n" in trained.learned
+    assert (sorted(trained.tokens), len(trained.tokens)) == (counted(result), 9)
+    assert {"Write to <EMAIL><|im_end|>\n", LEARNED_CALL} <= {*trained.learned}
 
 
 def test_answers_to_another_prompt_fail_the_preparation(preparing: Callable[[str], Preparer]) -> None:
