@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,8 +16,7 @@ from unit.trainer.prep.corpus import Asker, write_corpus
 from unit.trainer.prep.recipes import INTERPRETED, QUICK, QUICK_JVM, Preparer, compiled, prepared
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+    from collections.abc import Callable, Iterator
 
     from pyspark.sql import SparkSession
 
@@ -80,6 +81,18 @@ def prepare_and_commit(prepare: Preparer) -> Preparer:
     """The same, and the table is written as a preparation does."""
     prepare.run = prepared
     return prepare
+
+
+@pytest.fixture
+def preparing(spark: SparkSession, tokenizer_folder: Path, tmp_path: Path) -> Callable[[str], Preparer]:
+    """Makes what prepares rows for a model with a chat template."""
+
+    def build_preparer(template: str) -> Preparer:
+        model = Path(shutil.copytree(tokenizer_folder, tmp_path / "model"))
+        (model / "chat_template.jinja").write_text(template)
+        return Preparer(spark, model, tmp_path)
+
+    return build_preparer
 
 
 @pytest.fixture(scope="session")

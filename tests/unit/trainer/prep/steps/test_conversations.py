@@ -1,65 +1,32 @@
-"""Conversations with tools, and preferences that the chat template renders, from a source to what training encodes."""
+"""Conversations with tools, from a source to what training encodes."""
 
 from __future__ import annotations
 
 import json
-import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
-from finetune_crds.data import Columns, Splits
+from finetune_crds.data import Columns
 from finetune_crds.training import Model
 from finetune_trainer.examples import chat_templates
-from finetune_trainer.examples.columns import find_table_columns
-from finetune_trainer.examples.documents import Documents
-from finetune_trainer.examples.token_columns import read_documents, token_columns
 from finetune_trainer.examples.tokenizer import load_tokenizer
 from finetune_trainer.pod import exit_status
 from finetune_trainer.prep.steps import chat, conversations
-from finetune_trainer.train.data import read
-from finetune_trainer.train.data.encode import Encoder
 from support.tool_templates import HERMES, TEMPLATES
-from unit.trainer.prep.recipes import PAIR_TOKENS, Preparer, prepared, recipe, table_of
+from unit.trainer.prep.chats import LEARNED_CALL, Trained, build_message, calling, counted, returned, tool
+from unit.trainer.prep.recipes import Json, Preparer, prepared, recipe, table_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pyspark.sql import SparkSession
-    from transformers import PreTrainedTokenizerBase
 
-    from finetune_crds.contract import PrepResult
 
-Json = dict[str, Any]
 CONTENTS = "{% for turn in messages %}{{ turn.content }}{{ eos_token }}{% endfor %}"
 WITH_TOOLS: Json = {"type": "Messages", "tools": "tools"}
-
-
-def tool(name: str, *, of: str) -> Json:
-    """The definition of a tool with one parameter, in the order of keys that clients send."""
-    return {
-        "type": "function",
-        "function": {
-            "name": name,
-            "description": f"Tells the {name}.",
-            "parameters": {"type": "object", "properties": {of: {"type": "string"}}, "required": [of]},
-        },
-    }
-
-
-def calling(name: str, **arguments: Any) -> Json:
-    calls = [{"id": "c1", "type": "function", "function": {"name": name, "arguments": arguments}}]
-    return {"role": "assistant", "content": "", "tool_calls": calls}
-
-
-def build_message(role: str, content: str) -> Json:
-    return {"role": role, "content": content}
-
-
-def returned(content: str) -> Json:
-    return {"role": "tool", "content": content, "tool_call_id": "c1"}
 
 
 # Each with other tools, and so with other keys.
@@ -101,51 +68,6 @@ CALLS_AS_TEXT: list[Json] = [
     }
     for row in ROWS
 ]
-
-
-@pytest.fixture
-def preparing(spark: SparkSession, tokenizer_folder: Path, tmp_path: Path) -> Callable[[str], Preparer]:
-    """Makes what prepares rows for a model with a chat template."""
-
-    def build_preparer(template: str) -> Preparer:
-        model = Path(shutil.copytree(tokenizer_folder, tmp_path / "model"))
-        (model / "chat_template.jinja").write_text(template)
-        return Preparer(spark, model, tmp_path)
-
-    return build_preparer
-
-
-class Trained:
-    """What training encodes of a prepared table.
-
-    texts: of each document. learned: the part of each on which the loss is taken. tokens: of each example.
-    """
-
-    def __init__(self, result: PrepResult, model: Path, columns: Json, **prepare: Any) -> None:
-        self.tokenizer: PreTrainedTokenizerBase = load_tokenizer(Model(base=str(model)), model)
-        table_columns: Columns = find_table_columns(recipe(columns=columns, **prepare).data)
-        encoder = Encoder(Documents(self.tokenizer, table_columns, answers_only=True), 100_000, "Fail")
-        splits = Splits(type="Delta", path=result.path, version=result.version)
-        assert read.has_token_ids(splits, encoder.documents.encoding)
-        names = token_columns(table_columns)
-        ids = [name for each in names for name in each]
-        self.texts: list[str] = []
-        self.learned: list[str] = []
-        self.tokens: list[int] = []
-        for rows in read.read(splits, "train", table_columns.column_names + ids, label=table_columns.label):
-            assert [*read_documents(rows, names)] == [*encoder.documents.of(rows)]
-            for example in encoder.encode(rows):
-                self.tokens.append(len(example.tokens))
-                ends = example.lengths.cumsum()
-                for begin, end in zip(ends - example.lengths, ends, strict=True):
-                    tokens, mask = example.tokens[begin:end], example.loss_mask[begin:end]
-                    self.texts.append(self.tokenizer.decode(tokens))
-                    self.learned.append(self.tokenizer.decode(tokens[mask]))
-
-
-def counted(result: PrepResult) -> list[int]:
-    """The tokens that the preparation counted for each example, sorted."""
-    return sorted(row["tokens"] for row in table_of(result))
 
 
 # Conversations that differ from the first one in a call or in the tools alone, and one that repeats it.
@@ -204,7 +126,6 @@ class Rendered:
 
 
 BY_TOOLS = {"a call": ROWS[0], "two tools": ROWS[1], "no tools": ROWS[2]}
-LEARNED_CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Ulm"}}</tool_call><|im_end|>\n'
 WRITTEN: dict[str, Rendered] = {
     "structures": Rendered(
         "Hermes",
@@ -391,169 +312,6 @@ def test_filters_see_the_tools_of_the_source_before_values_in_calls_and_tools_ar
     assert json.loads(table_row["tools"])[0]["owner"] == "<EMAIL>"
     assert [turn["reasoning_content"] for turn in table_row["messages"]] == [None, "It is for <EMAIL>.", None]
     assert result.redacted == {"Email": 3, "CardNumber": 1}
-
-
-PREFERENCE: Json = {"type": "Preference"}
-DPO: Json = {"type": "DPO"}
-
-
-def pair(name: str) -> list[Json]:
-    return [build_message("user", name), build_message("assistant", f"{name}!")]
-
-
-def hermes(*turns: Json) -> str:
-    """What the template makes of turns behind a system turn."""
-    return "".join(f"<|im_start|>{turn['role']}\n{turn['content']}<|im_end|>\n" for turn in turns)
-
-
-DEFAULT, BRIEF = build_message("system", "You may call tools."), build_message("system", "Be brief.")
-GOOD, BAD = build_message("assistant", "Blue."), build_message("assistant", "Red.")
-SKY = build_message("user", "Sky?")
-PREFERENCES: dict[str, tuple[Json, Json, list[Json]]] = {
-    "texts": (
-        {"prompt": "Sky?", "chosen": "Blue.", "rejected": "Red."},
-        {"conversation": {}},
-        [DEFAULT, SKY],
-    ),
-    "texts behind a system turn": (
-        {"prompt": "Sky?", "chosen": "Blue.", "rejected": "Red."},
-        {"conversation": {"system": "Be brief."}},
-        [BRIEF, SKY],
-    ),
-    "a template of the prompt": (
-        {"prompt": "Sky", "chosen": "Blue.", "rejected": "Red."},
-        {"conversation": {}, "promptTemplate": "{prompt}?"},
-        [DEFAULT, SKY],
-    ),
-    "answers that repeat the prompt, which is text": (
-        {"prompt": "Sky?", "chosen": [SKY, GOOD], "rejected": [SKY, BAD]},
-        {},
-        [DEFAULT, SKY],
-    ),
-    "answers that repeat the prompt, behind a system turn": (
-        {"prompt": "Sky?", "chosen": [SKY, GOOD], "rejected": [SKY, BAD]},
-        {"conversation": {"system": "Be brief."}},
-        [BRIEF, SKY],
-    ),
-    "lists": (
-        {"prompt": [BRIEF, *pair("a"), SKY], "chosen": [GOOD], "rejected": [BAD]},
-        {},
-        [BRIEF, *pair("a"), SKY],
-    ),
-    "a prompt that is a list, and answers that are texts": (
-        {"prompt": [*pair("a"), SKY], "chosen": "Blue.", "rejected": "Red."},
-        {},
-        [DEFAULT, *pair("a"), SKY],
-    ),
-}
-
-
-@pytest.mark.parametrize(("row", "prepare", "prompt"), PREFERENCES.values(), ids=PREFERENCES)
-def test_training_prefers_answers_behind_the_rendered_prompt(
-    preparing: Callable[[str], Preparer], row: Json, prepare: Json, prompt: list[Json]
-) -> None:
-    preparer = preparing(HERMES)
-    result = preparer([row], columns=PREFERENCE, objective=DPO, **prepare)
-    trained = Trained(result, preparer.folder / "model", PREFERENCE, **prepare)
-    assert trained.texts == [hermes(*prompt, GOOD), hermes(*prompt, BAD)]
-    assert trained.learned == ["Blue.<|im_end|>\n", "Red.<|im_end|>\n"]
-    assert trained.tokens == counted(result)
-    assert list(table_of(result)[0]) == [
-        "id",
-        "prompt",
-        "chosen",
-        "rejected",
-        *PAIR_TOKENS,
-        "tokens",
-        "split",
-    ]
-
-
-def test_unpaired_answers_are_learned_behind_the_rendered_prompt(
-    preparing: Callable[[str], Preparer],
-) -> None:
-    columns: Json = {"type": "Unpaired"}
-    rows: list[Json] = [
-        {"prompt": [SKY], "completion": [SKY, GOOD], "label": True},
-        {"prompt": [SKY], "completion": [BAD], "label": False},
-        {"prompt": [SKY], "completion": [SKY], "label": True},  # adds nothing
-        {"prompt": [BRIEF, SKY], "completion": [GOOD], "label": True},
-        {"prompt": [BRIEF, SKY], "completion": [GOOD], "label": False},  # judged both ways
-    ]
-    preparer = preparing(HERMES)
-    result = preparer(rows, columns=None, objective={"type": "KTO"}, onTemplateError="Drop")
-    assert result.dropped == {"notNull": 0, "dedupe": 0, "onTemplateError": 1}
-    trained = Trained(result, preparer.folder / "model", columns)
-    assert sorted(zip(trained.texts, trained.learned, strict=True)) == sorted(
-        (hermes(*prompt, answer), f"{answer['content']}<|im_end|>\n")
-        for prompt, answer in (
-            ([DEFAULT, SKY], GOOD),
-            ([DEFAULT, SKY], BAD),
-            ([BRIEF, SKY], GOOD),
-            ([BRIEF, SKY], GOOD),
-        )
-    )
-    assert sorted(trained.tokens) == counted(result)
-    assert list(table_of(result)[0]) == [
-        *("id", "prompt", "completion", "label", "input_ids", "loss_mask", "tokens", "split")
-    ]
-
-
-@pytest.mark.usefixtures("compiled_plans")
-def test_preferences_that_are_conversations_come_through_every_step(
-    preparing: Callable[[str], Preparer],
-) -> None:
-    def row(number: int, good: str = "Blue.", bad: str = "Red.") -> Json:
-        prompt = f"Sky {number}?"
-        return {
-            "prompt": prompt,
-            "chosen": [build_message("user", prompt), build_message("assistant", good)],
-            "rejected": [build_message("user", prompt), build_message("assistant", bad)],
-        }
-
-    call = row(8) | {"chosen": [build_message("user", "Sky 8?"), calling("weather", city="Ulm")]}
-    rows = [*(row(number) for number in range(6)), call]
-    dirty = [
-        row(0, good="BLUE. "),  # the same but for case and white space
-        row(1, bad="Green."),  # another preference of the same prompt
-        row(2) | {"chosen": []},
-        row(3) | {"rejected": [build_message("user", "Sky 3?"), {"role": "assistant", "content": None}]},
-        row(4) | {"rejected": [build_message("user", "Sky 4?")]},  # nothing behind the prompt
-        row(5) | {"prompt": "Sea?"},  # answers to another prompt
-        row(6, good="nowhere " * 200),
-        row(7, good="Write to jane@example.com"),
-    ]
-    preparer = preparing(HERMES)
-    result = preparer(
-        rows + dirty,
-        columns=None,
-        objective=DPO,
-        onTemplateError="Drop",
-        redact=["Email"],
-        maxTokens=400,
-        minPromptChars=3,
-    )
-    assert result.dropped == {
-        "notNull": 2,
-        "minPromptChars": 0,
-        "dedupe": 1,
-        "onTemplateError": 2,
-        "maxTokens": 1,
-    }
-    trained = Trained(result, preparer.folder / "model", PREFERENCE)
-    assert (sorted(trained.tokens), len(trained.tokens)) == (counted(result), 9)
-    assert {"Write to <EMAIL><|im_end|>\n", LEARNED_CALL} <= {*trained.learned}
-
-
-def test_answers_to_another_prompt_fail_the_preparation(preparing: Callable[[str], Preparer]) -> None:
-    row = {"prompt": "Sea?", "chosen": [SKY, GOOD], "rejected": [BAD]}
-    preparer = preparing(HERMES)
-    with pytest.raises(exit_status.DataError) as failed:
-        preparer([row], columns=PREFERENCE, objective=DPO)
-    assert failed.value.message == (
-        f"column chosen of row 1 of {preparer.folder}/corpus-0/0.parquet goes on from the prompt with role user: an answer is the assistant's, alone or after the messages of the "
-        "prompt; to drop these rows, set data.prepare.onTemplateError: Drop"
-    )
 
 
 def test_near_duplicates_are_told_by_what_the_user_and_the_assistant_say(
