@@ -54,7 +54,9 @@ def shape_of(
     )
     new.enlarge(model)
     spec = {"type": method, **({"lora": lora} if lora else {})}
-    adapted = adapt.adapt(model, networks.recipe(Path("/base"), method=spec).method, "base", new)
+    # Adapters have no values either.
+    with torch.device("meta"):
+        adapted = adapt.adapt(model, networks.recipe(Path("/base"), method=spec).method, "base", new)
     return Shape.of(Network(adapted, Sft()), None, quantized=False)
 
 
