@@ -15,7 +15,7 @@ from finetune_crds.evaluation import EvaluationResult
 from finetune_crds.status import SplitCounts
 from finetune_crds.status_parts import Commit, Digest, EvaluationSets, Recomputation, SourceRows, StepName
 
-# Exit codes of a pod. The operator may retry any other exit code.
+# Exit codes of a pod. EXIT_RECIPE and EXIT_DATA end the job, unless runPolicy says otherwise; any other error may be retried.
 EXIT_OK = 0
 EXIT_RECIPE = 64
 EXIT_DATA = 65
@@ -66,11 +66,12 @@ PARAMETER_FOLDER = "--folder"
 PARAMETER_MLFLOW_RUN = "--mlflow-run"
 PROGRESS_FILE = "progress.txt"
 REPORT_FILE = "report.json"
-# The evaluation of a registered version: its command and its options. For your own command: the variables with the folder of the
-# model and the file of the numbers, the folder, and its volume.
+# The evaluation of a registered version: its command, the option with the folder of the model, and the option that only downloads it.
 EVALUATE_COMMAND = "finetune-evaluate"
 EVALUATE_MODEL = "--model"
 EVALUATE_FETCH = "--fetch"
+# For your own command of an evaluation: the variables with the folder of the model and with the file for the metrics, then the folder
+# and its volume.
 ENV_MODEL_PATH, ENV_METRICS_PATH = EVALUATION_ENV
 MODEL_PATH = "/var/run/finetune/model"
 MODEL_VOLUME = "evaluated-model"
@@ -175,7 +176,7 @@ TAG_CHECKPOINT_ERROR = "finetune.dev/checkpoint-error"
 TAG_RESUMED_FROM = "finetune_resumed_from"  # trainer: the checkpoint of another job that the run started from
 TAG_EVAL_LOSS = "eval_loss"  # trainer, on the version
 TAG_PERPLEXITY = "perplexity"  # trainer, on the version
-# Names of the numbers that training writes, and no evaluation.
+# Metrics that only training writes: an evaluation must not use their names.
 TRAINING_METRICS = frozenset(
     {
         METRIC_STEP,

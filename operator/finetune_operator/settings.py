@@ -205,7 +205,8 @@ def _parse(variable: str, text: str, default: object) -> object:
     try:
         value = float(text) if isinstance(default, float) else int(text)
     except ValueError as error:
-        raise SettingsError(f"{variable}={text} is not a number") from error
+        kind = "number" if isinstance(default, float) else "whole number"
+        raise SettingsError(f"{variable}={text} is not a {kind}") from error
     if not math.isfinite(value):
         raise SettingsError(f"{variable}={text} is not a number")
     if value <= 0 and not (value == 0 and variable in _MAY_BE_ZERO):

@@ -2,9 +2,9 @@
 
 https://git-scm.com/docs/protocol-common
 
-NB: dulwich reads these lines too, but it keeps every ref that a server lists: 103 MiB for the 480,000 refs that fit into 30 MiB,
-while `refs` takes 0.1 MiB. Its requests can be bounded only by overriding a private method, and a line that is not a ref raises an
-IndexError (dulwich 1.2.21, measured on 2026-11-27).
+NB: dulwich reads these lines too, but it keeps every ref that a server lists. For the 480,000 refs of a response of 30 MiB, dulwich
+needs 103 MiB of memory, and the module `refs` 0.1 MiB. The size and the time of dulwich's requests can be limited only by overriding a
+private method, and a line that is not a ref raises an IndexError (dulwich 1.2.21, measured on 2026-11-27).
 """
 
 from __future__ import annotations

@@ -115,8 +115,8 @@ def test_wrong_defaults_are_said_at_the_start(tmp_path: Path, text: str | None, 
 
 
 REFUSED: dict[str, tuple[str, str, str]] = {
-    "no number": ("FINETUNE_WORKERS", "many", "FINETUNE_WORKERS=many is not a number"),
-    "no whole number": ("FINETUNE_WORKERS", "1.5", "FINETUNE_WORKERS=1.5 is not a number"),
+    "no number": ("FINETUNE_WORKERS", "many", "FINETUNE_WORKERS=many is not a whole number"),
+    "no whole number": ("FINETUNE_WORKERS", "1.5", "FINETUNE_WORKERS=1.5 is not a whole number"),
     "zero": ("FINETUNE_POLL_SECONDS", "0", "FINETUNE_POLL_SECONDS=0 must be above 0"),
     "negative": ("FINETUNE_RESYNC_SECONDS", "-1", "FINETUNE_RESYNC_SECONDS=-1 must be above 0"),
     "infinite": ("FINETUNE_RESYNC_SECONDS", "inf", "FINETUNE_RESYNC_SECONDS=inf is not a number"),
@@ -180,7 +180,7 @@ WRONG_ARGUMENTS: dict[str, tuple[list[str], str]] = {
     ),
     "no option": (["run"], "unknown option run: run `finetune-operator --help` for the options"),
     "no value": (["--workers"], "argument --workers: expected one argument"),
-    "no number": (["--workers=many"], "FINETUNE_WORKERS=many is not a number"),
+    "no number": (["--workers=many"], "FINETUNE_WORKERS=many is not a whole number"),
 }
 
 

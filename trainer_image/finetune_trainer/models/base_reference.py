@@ -44,7 +44,7 @@ def read_reference(adapter: Path) -> Origin | None:
     """Return the reference of the adapter in a folder; None if an earlier release or another tool wrote the adapter.
 
     Raises:
-        RecipeRefusedError: the file cannot be read.
+        RecipeRefusedError: the content of the file is not valid.
     """
     path = adapter / _REFERENCE_FILE
     if not path.exists():
@@ -54,7 +54,7 @@ def read_reference(adapter: Path) -> Origin | None:
         return Origin(stored["uri"], stored.get("revision"), stored.get("digest"))
     except (ValueError, TypeError, KeyError) as error:
         raise RecipeRefusedError(
-            f"{_REFERENCE_FILE} of an adapter cannot be read: restore the file, or start from another model",
+            f"{_REFERENCE_FILE} of the adapter, which names its base, is not valid: write the adapter again, or start from another model",
             reason="ModelNotLoadable",
         ) from error
 

@@ -91,10 +91,10 @@ def write_termination_message(code: int, message: TerminationMessage | None) -> 
 
 
 def exit_on_sigterm() -> None:
-    """End this process at once on SIGTERM: its files elsewhere are written atomically.
+    """End this process at once on SIGTERM. Nothing needs to be cleaned up: files in the storage are written atomically.
 
-    NB: this is process 1 of its container, for which the kernel ignores signals without a handler. Until it was killed, Spark would
-    replace the executors that are deleted with it.
+    NB: this is process 1 of its container, and the kernel ignores signals for which process 1 has no handler. Without this handler,
+    Spark would run until SIGKILL, and replace the executor pods that are being deleted.
     """
     signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))
 

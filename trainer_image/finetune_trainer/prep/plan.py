@@ -163,8 +163,8 @@ def _evaluation_sets(prepare: Prepare) -> list[EvaluationSource]:
     return prepare.decontaminate.sources if prepare.decontaminate else []
 
 
-def _can_refuse(prepare: Prepare) -> bool:
-    """Return whether a template that can reject a row renders the texts."""
+def _can_template_fail(prepare: Prepare) -> bool:
+    """Return whether the texts are rendered by a template that can fail on a row: the chat template or a Jinja template."""
     return prepare.conversation is not None or prepare.template_syntax == "Jinja"
 
 
@@ -188,7 +188,7 @@ def _build_form(
 ) -> Form:
     carried_fields = conversations or {}
     if columns.messages is not None:
-        # JSON text may have any field.
+        # A column of messages that is not in `conversations` is JSON text. Its fields are unknown, so it keeps all of them.
         is_json_text = conversations is not None and columns.messages not in carried_fields
         carried = chat_messages.CARRIED if is_json_text else carried_fields.get(columns.messages, ())
         if columns.message_weight and conversations is not None and chat_messages.WEIGHT not in carried:
@@ -256,21 +256,21 @@ def _list_conversation_refusals(
     prepare: Prepare,
     conversations: Mapping[str, tuple[str, ...]] | None,
 ) -> list[tuple[bool, str]]:
-    holds = f"column {prompt} holds conversations: remove it"
+    holds = f"column {prompt} holds conversations"
     return [
         (
             prompt in lists and prepare.prompt_template is not None,
-            f"data.prepare.promptTemplate renders text, and {holds}",
+            f"{holds}, and data.prepare.promptTemplate renders text: remove data.prepare.promptTemplate",
         ),
         (
             prompt in lists and prepare.conversation is not None and prepare.conversation.system is not None,
-            f"data.prepare.conversation.system goes before prompts that are text, and {holds}",
+            f"{holds}, and data.prepare.conversation.system goes before prompts that are text: remove data.prepare.conversation.system",
         ),
         (
             conversations is not None
             and not lists
             and prepare.on_template_error == "Drop"
-            and not _can_refuse(prepare),
+            and not _can_template_fail(prepare),
             f"{_NEEDS_TEMPLATE}; the columns hold text",
         ),
     ]
@@ -280,6 +280,7 @@ def _build_templates(required: tuple[str, ...], prepare: Prepare) -> dict[str, T
     templates: tuple[Template | JinjaTemplate, ...] = tuple(_parse_templates(prepare).values()) or tuple(
         map(Template.of_column, required)
     )
+    # A conversation with promptTemplate alone has its answer as it is; without a conversation, promptTemplate renders the whole text.
     if prepare.conversation and len(templates) == 1:
         templates += (Template.of_column(required[-1]),)
     names = ("text",) if len(templates) == 1 else (PROMPT, RESPONSE)

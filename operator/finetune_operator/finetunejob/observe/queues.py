@@ -40,4 +40,4 @@ def _describe_queues(namespace: str, names: list[str]) -> str:
     if not names:
         return f"namespace {namespace} has no LocalQueue"
     more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
-    return f"namespace {namespace} has {', '.join(names[:_MAX_NAMES])}{more}"
+    return f"namespace {namespace} has only {', '.join(names[:_MAX_NAMES])}{more}"

@@ -261,7 +261,9 @@ def run(command: list[str], folder: Path = FOLDER) -> None:
     try:
         os.execvp(command[0], command)  # noqa: S606 - no shell is wanted
     except OSError as error:
-        sys.exit(f"{command[0]} cannot be started: {error.strerror}")
+        sys.exit(
+            f"the command {command[0]} cannot be started ({error.strerror}): correct trainer.command, or use an image that has the program"
+        )
 
 
 def _put_first(variable: str, path: Path, default: str) -> None:

@@ -252,12 +252,12 @@ LISTS: dict[str, tuple[dict[str, tuple[str, ...]], dict[str, Any], str]] = {
     "a template of a prompt that is a list": (
         {"question": (), "good": (), "bad": ()},
         {"promptTemplate": "{question}"},
-        "data.prepare.promptTemplate renders text, and column question holds conversations: remove it",
+        "column question holds conversations, and data.prepare.promptTemplate renders text: remove data.prepare.promptTemplate",
     ),
     "a system turn before a prompt that is a list": (
         {"question": ()},
         {"conversation": {"system": "Be brief."}},
-        "data.prepare.conversation.system goes before prompts that are text, and column question holds conversations: remove it",
+        "column question holds conversations, and data.prepare.conversation.system goes before prompts that are text: remove data.prepare.conversation.system",
     ),
     "texts that nothing can refuse": (
         {"other": ()},

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from finetune_crds.source import SourceLocation
 
 _DEFAULT_SPLIT = "train"
-_LOGIN_ADVICE = "name a Secret with HF_TOKEN in envFrom of spec.pods.prepare or spec.pods.all"
+_LOGIN_ADVICE = (
+    "in envFrom of spec.pods.prepare or spec.pods.all, name a Secret whose HF_TOKEN may read the data set"
+)
 
 
 def fetch(source: SourceLocation, scratch: Path, field: str) -> tuple[list[str], str]:
@@ -78,7 +80,8 @@ def _translate_errors(source: SourceLocation, field: str) -> Iterator[None]:
         ) from error
     except RepositoryNotFoundError as error:
         raise DataError(
-            "MissingSource", f"{name} does not exist: correct it or, if it is private, {_LOGIN_ADVICE}"
+            "MissingSource",
+            f"{name} does not exist: correct {field}.dataset; if the data set is private, {_LOGIN_ADVICE}",
         ) from error
     except RevisionNotFoundError as error:
         raise DataError(
@@ -92,7 +95,7 @@ def _translate_errors(source: SourceLocation, field: str) -> Iterator[None]:
     except (httpx.HTTPError, ConnectionError, LocalEntryNotFoundError) as error:
         if isinstance(error, HfHubHTTPError) and error.response.status_code in (401, 403):
             raise DataError(
-                "AccessDenied", f"{name} is not accessible to the pod: {_LOGIN_ADVICE} that may read it"
+                "AccessDenied", f"{name} is not accessible to the pod: {_LOGIN_ADVICE}"
             ) from error
         raise TrainingError(
             "HubUnreachable",

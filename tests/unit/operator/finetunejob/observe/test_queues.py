@@ -39,13 +39,13 @@ ANSWERS: dict[str, tuple[Json, list[Json], dict[str, KubeError], str | None]] = 
         naming("gpu"),
         queues("gpus", "cpus"),
         {},
-        "queue gpu does not exist: namespace team has cpus, gpus",
+        "queue gpu does not exist: namespace team has only cpus, gpus",
     ),
     "many others": (
         naming("gpu"),
         queues(*"abcdefg"),
         {},
-        "queue gpu does not exist: namespace team has a, b, c, d, e and 2 more",
+        "queue gpu does not exist: namespace team has only a, b, c, d, e and 2 more",
     ),
     "the queue of another namespace": (
         naming("gpus"),

@@ -121,14 +121,14 @@ def test_a_gated_data_set_needs_the_token(
     assert fetched(tmp_path, dataset="org/gated")[0] == ["a"]
 
 
-TOKEN = "name a Secret with HF_TOKEN in envFrom of spec.pods.prepare or spec.pods.all"
+TOKEN = "in envFrom of spec.pods.prepare or spec.pods.all, name a Secret whose HF_TOKEN may read the data set"
 REFUSED: list[tuple[str, dict[str, str], int, str, str]] = [
     (
         "missing",
         {"dataset": "org/none"},
         65,
         "MissingSource",
-        f"org/none does not exist: correct it or, if it is private, {TOKEN}",
+        f"org/none does not exist: correct data.source.dataset; if the data set is private, {TOKEN}",
     ),
     (
         "no id",

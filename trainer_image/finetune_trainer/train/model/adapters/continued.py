@@ -71,7 +71,7 @@ def apply_adapter_config(recipe: Recipe, adapter: Path) -> Recipe:
     except ValidationError as error:
         where, what = first_mistake(error)
         raise _refusal(
-            recipe, f"has a value that method.lora.{where} does not accept, {what}: set model.adapter Merge"
+            recipe, f"has a value that method.lora.{where} does not accept ({what}): set model.adapter Merge"
         ) from error
     # NB: `model_copy` skips validation: Lora limits the number of names, but an adapter lists the modules of all layers.
     lora = lora.model_copy(update={"target_modules": target_modules, "modules_to_save": modules_to_save})
