@@ -25,13 +25,22 @@ def fetched(world: World, attempt: int) -> list[Json]:
     return [{item["name"]: item["args"]} for item in pods[0]["spec"]["initContainers"]]
 
 
+def job_spec(world: World) -> Json:
+    """The spec of the third attempt's Job."""
+    body = world.api.get("Job", world.namespace, "tune-train-3")
+    assert body is not None
+    return dict(body["spec"])
+
+
 def one_pod_tries_first(world: World) -> None:
     """A server was away: the next attempt has one pod until its command runs."""
     world.wait_pods("tune-train-3", 1)
+    assert job_spec(world)["parallelism"] == 1
     starting = world.wait_condition("tune", "Trained", "Starting")
     assert starting["message"].startswith("attempt 3: 1 of 2 pods tries whether it can start")
     world.run_pods("tune-train-3", 1)
     world.run_pods("tune-train-3", 2)
+    assert job_spec(world)["parallelism"] == 2
     assert world.wait_phase("tune", "Training")["restarts"] == 1
 
 

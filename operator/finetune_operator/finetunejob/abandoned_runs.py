@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from finetune_crds import contract
+from finetune_crds.conditions import ConditionReason
 from finetune_crds.tracking import Tracking
 from finetune_operator.errors import ExternalError
 from finetune_operator.finetunejob.observe.namespaces import NamespaceReader
@@ -21,48 +23,64 @@ from finetune_operator.settings import Settings
 
 log = logging.getLogger(__name__)
 
-_RETRY_SECONDS = 300.0
+_FIRST_DELAY_SECONDS = 60.0
+_MAX_DELAY_SECONDS = 3600.0
 
 
 @dataclass
 class AbandonedRuns:
-    """Searches the chart's MLflow server. Runs on the servers that single jobs name cannot be found without these jobs."""
+    """Searches the MLflow server that the chart configures.
+
+    The runs of jobs with a server or a login of their own cannot be found without these jobs.
+
+    Attributes:
+        sleep: waits for a number of seconds.
+    """
 
     kube: Kube
     settings: Settings
     namespaces: NamespaceReader
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
 
     async def run(self) -> None:
-        """Close the runs of deleted jobs, once; retry while a server is unavailable."""
+        """Close the runs of deleted jobs, once. While MLflow is unavailable, the search is repeated, with growing delays."""
+        delay = _FIRST_DELAY_SECONDS
         while True:
             try:
                 await self.close()
-            except (ExternalError, KubeError) as error:
+            except ExternalError as error:
+                if error.problem.reason == ConditionReason.MLFLOW_FORBIDDEN:
+                    log.warning("cannot search for the MLflow runs of deleted jobs: %s", error)
+                    return
                 log.info("cannot search for the MLflow runs of deleted jobs: %s; retrying", error)
-                await asyncio.sleep(_RETRY_SECONDS)
-                continue
-            return
+                await self.sleep(delay)
+                delay = min(2 * delay, _MAX_DELAY_SECONDS)
+            else:
+                return
 
     async def close(self) -> None:
-        """Close every open run whose job no longer exists.
+        """Close every open run whose job no longer exists. A run that cannot be closed stays open.
 
         Raises:
-            ExternalError: MLflow cannot be reached, or refuses.
-            KubeError: the API server cannot be reached, or refuses.
+            ExternalError: MLflow cannot be searched.
         """
         tracked = await asyncio.to_thread(open_tracked, self.settings, Tracking(), None)
         if tracked is None:
             return
         for run in await asyncio.to_thread(tracked.server.find_open_runs, contract.TAG_NAMESPACE_UID):
-            if await self._is_abandoned(run):
-                await asyncio.to_thread(tracked.server.finish_run, run.run_id, "KILLED")
-                log.info("%s was deleted: closed its MLflow run %s", run.tags[contract.TAG_JOB], run.run_id)
+            job = run.tags.get(contract.TAG_JOB, "")
+            try:
+                if await self._is_abandoned(run, job):
+                    await asyncio.to_thread(tracked.server.finish_run, run.run_id, "KILLED")
+                    log.info("%s was deleted: closed its MLflow run %s", job, run.run_id)
+            except (ExternalError, KubeError) as error:
+                log.warning("MLflow run %s of %s stays open: %s", run.run_id, job, error)
 
-    async def _is_abandoned(self, run: Run) -> bool:
+    async def _is_abandoned(self, run: Run, job: str) -> bool:
         """Whether a run belongs to a namespace that this operator watches, and its job no longer exists."""
-        namespace, _, name = run.tags.get(contract.TAG_JOB, "").partition("/")
+        namespace, _, name = job.partition("/")
         is_watched = not self.settings.namespaces or namespace in self.settings.namespaces
-        if not (namespace and name and is_watched):
+        if not (namespace and name and is_watched) or "/" in name:
             return False
         if await self.namespaces.read_uid(namespace) != run.tags[contract.TAG_NAMESPACE_UID]:
             return False

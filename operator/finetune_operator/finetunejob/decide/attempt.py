@@ -11,11 +11,12 @@ from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.run_policy import RunPolicy
 from finetune_crds.status import LastFailure, ReducedMemory
 from finetune_operator import names
+from finetune_operator.finetunejob.children import pods_of_job
 from finetune_operator.finetunejob.decide import attempt_history, checkpoint
 from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.finetunejob.draft.wait import SOON_SECONDS
-from finetune_operator.finetunejob.pods import backoff, memory_reduction, own_code, pod_state
-from finetune_operator.finetunejob.pods.step_state import Failed, NodeLost
+from finetune_operator.finetunejob.pods import backoff, memory_reduction, own_code, pod_state, probing
+from finetune_operator.finetunejob.pods.step_state import Absent, Failed, NodeLost
 from finetune_operator.text import format_duration, shorten
 
 # The message of kube-controller-manager names the rule of the podFailurePolicy (pkg/controller/job, 1.37).
@@ -95,6 +96,10 @@ def after_failure(draft: Draft, number: int, state: Failed) -> None:
         case OutOfMemory():
             why = f"attempt {number} ran out of memory, and no setting is left that reduces it; {sentence}"
             _fail(draft, ConditionReason.OUT_OF_MEMORY, why)
+        case Retryable() if probing.has_begun_with_one_pod(state.job):
+            backoff.record_delay(draft, attempt)
+            why = f"attempt {number} began with one pod and does not count as a restart; {sentence}"
+            _restart_uncounted(draft, number, why)
         case Retryable() if (draft.status.restarts or 0) < policy.max_restarts:
             restart(draft, number + 1, counted=True, why=f"attempt {number} failed; {sentence}")
         case Retryable():
@@ -104,10 +109,13 @@ def after_failure(draft: Draft, number: int, state: Failed) -> None:
 
 def after_node_loss(draft: Draft, number: int, state: NodeLost) -> None:
     """Record the lost pod, stop the other pods, and restart the gang elsewhere."""
-    attempt = _record_failure(draft, state.failure, seconds=backoff.run_seconds(state.job, draft.now))
-    backoff.record_delay(draft, attempt)
     draft.remove(state.job)
-    why = f"attempt {number} lost a node and does not count as a restart; {state.failure.message}"
+    _restart_elsewhere(draft, number, state.failure, seconds=backoff.run_seconds(state.job, draft.now))
+
+
+def _restart_elsewhere(draft: Draft, number: int, loss: LastFailure, *, seconds: float) -> None:
+    backoff.record_delay(draft, _record_failure(draft, loss, seconds=seconds))
+    why = f"attempt {number} lost a node and does not count as a restart; {loss.message}"
     _restart_uncounted(draft, number, why)
 
 
@@ -116,9 +124,20 @@ def was_deleted(draft: Draft, number: int) -> bool:
     return draft.status.jobs is not None and draft.status.jobs.train_attempt == number
 
 
-def after_deletion(draft: Draft, number: int) -> None:
-    """Restart the gang of an attempt whose Job somebody deleted before its end was recorded."""
-    deletion = f"Job {names.train_name(draft.ftj.name, number)} was deleted before its end was recorded"
+def after_deletion(draft: Draft, number: int, state: Absent) -> None:
+    """Restart the gang of an attempt whose Job was deleted before its end was recorded.
+
+    Somebody deleted it; or the operator did, after a node was lost, and could not write the status.
+    """
+    abandoned_names = [job["metadata"]["name"] for job in state.children.abandoned_jobs]
+    job_name = names.train_name(draft.ftj.name, number)
+    if job_name in abandoned_names:
+        job = state.children.abandoned_jobs[abandoned_names.index(job_name)]
+        loss = pod_state.find_loss(pods_of_job(draft.observed.pods, job), draft.now, attempt=number)
+        if loss:
+            _restart_elsewhere(draft, number, loss, seconds=backoff.run_seconds(job, draft.now))
+            return
+    deletion = f"Job {job_name} was deleted before its end was recorded"
     failure = LastFailure(reason=_JOB_DELETED, message=deletion, attempt=number)
     backoff.record_delay(draft, _record_failure(draft, failure, seconds=0.0))
     _restart_uncounted(draft, number, f"{deletion} and does not count as a restart")

@@ -47,7 +47,7 @@ def train(draft: Draft) -> Outcome:
     state = step_state.classify_step(draft, gang.build_step(draft, number))
     if isinstance(state, step_state.Absent):
         if attempts.was_deleted(draft, number):
-            attempts.after_deletion(draft, number)
+            attempts.after_deletion(draft, number, state)
         else:
             _start(draft, number, state)
         return Stop
@@ -76,7 +76,7 @@ def _act_on(draft: Draft, number: int, state: step_state.WithJob) -> Outcome:
             _restore_companions(draft)
             draft.requeue_after(draft.settings.poll_seconds)
             step_state.report_pods(draft, state)
-            probing.complete_gang(draft, state.job, state.pods)
+            probing.complete_gang(draft, state.job, state.pods, state.blockage)
             _follow(draft, number, state)
     return Stop
 
@@ -95,6 +95,9 @@ def _start(draft: Draft, number: int, state: step_state.Absent) -> None:
         return
     for stale_job in state.children.stale_jobs:
         draft.remove(stale_job)
+    for abandoned_job in state.children.abandoned_jobs:
+        # NB: it would stay as long as its lost pods, and a later FineTuneJob of this name needs the names of its attempts.
+        draft.free_name(abandoned_job)
     if state.has_stale_children:
         stale = pod_state.describe_stale(state.children, " of the previous attempt")
         message = f"attempt {number} waits for {stale}"

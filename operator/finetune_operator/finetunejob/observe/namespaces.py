@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from http import HTTPStatus
 
 from finetune_crds import contract
 from finetune_operator.kube import Kube, KubeError
@@ -18,7 +19,7 @@ _MAX_CACHED = 4096
 
 @dataclass
 class NamespaceReader:
-    """Reads a namespace at most once in five minutes, even if it is not allowed to read it.
+    """Reads a namespace at most once in five minutes, even if it does not exist or the operator is not allowed to read it.
 
     Attributes:
         clock: monotonic seconds.
@@ -41,13 +42,21 @@ class NamespaceReader:
         if cached is None or now - cached[0] >= _CACHE_SECONDS:
             if len(self._cached) >= _MAX_CACHED:
                 self._cached.clear()
-            cached = self._cached[namespace] = (now, await self._read(namespace))
+            try:
+                cached = (now, await self._read(namespace))
+            except KubeError as error:
+                # The API server may respond next time.
+                log.info("namespace %s cannot be read: %s", namespace, error)
+                return None
+            self._cached[namespace] = cached
         return cached[1]
 
     async def _read(self, namespace: str) -> str | None:
         try:
             body = await self.kube.get("Namespace", "", namespace)
         except KubeError as error:
-            log.info("namespace %s cannot be read: %s", namespace, error)
+            if error.status != HTTPStatus.FORBIDDEN:
+                raise
+            log.info("the operator is not allowed to read namespace %s: %s", namespace, error)
             return None
         return str(body["metadata"]["uid"]) if body else None

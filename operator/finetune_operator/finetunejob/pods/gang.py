@@ -113,12 +113,14 @@ def build_job(draft: Draft, attempt: int) -> Json:
         "spec": {
             "completionMode": "Indexed",
             "completions": nodes,
-            "parallelism": 1 if probing.begins_with_one_pod(draft, attempt) else nodes,
+            "parallelism": nodes,
             "backoffLimit": 0,
             "podFailurePolicy": {"rules": failure_rules(spec.run_policy.fatal_exit_codes)},
             "template": _build_pod_template(draft, attempt),
         },
     }
+    if probing.begins_with_one_pod(draft, attempt):
+        body = probing.begin_with_one_pod(body)
     return queueing.enqueue(draft, body)
 
 

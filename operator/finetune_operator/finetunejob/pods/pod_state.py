@@ -270,9 +270,16 @@ def first_failure(
     return _failure(cause, container, attempt, ranks_per_node, use_less)
 
 
-def has_crashed(ends: Iterable[Exit]) -> bool:
-    """Whether a rank reported an error that neither a signal nor the loss of its peers caused."""
-    return any(_has_own_error(item) and item.code != contract.EXIT_PREEMPTED for item in ends)
+def has_crashed(ends: Iterable[Exit], lost_pods: Iterable[Json]) -> bool:
+    """Whether a rank failed for a reason other than a signal or the loss of its peers.
+
+    While a node is not ready, a command that ends without a message may have ended because its peers on that node no longer respond.
+    """
+    failed = [item for item in ends if item.code not in (0, contract.EXIT_PREEMPTED)]
+    if any(_has_own_error(item) or item.reason == "OOMKilled" for item in failed):
+        return True
+    has_unready_node = any(map(children.is_on_unready_node, lost_pods))
+    return not has_unready_node and any(item.message is None for item in failed)
 
 
 def _has_own_error(ended: Exit) -> bool:

@@ -8,25 +8,49 @@ from __future__ import annotations
 
 from finetune_crds import contract
 from finetune_crds.base import Json
+from finetune_crds.conditions import ConditionReason
 from finetune_operator import names
 from finetune_operator.finetunejob.draft.draft import Draft
+from finetune_operator.finetunejob.pods import health
+from finetune_operator.template_merge import merge
 
 
 def begins_with_one_pod(draft: Draft, attempt: int) -> bool:
     """Whether the previous attempt ended because a server was away, and this one begins with one pod.
 
-    NB: not in a queue: Kueue admits a Job again when its parallelism changes.
+    NB: not in a queue: Kueue admits a Job again when its parallelism changes. Not with another scheduler: it may place all pods of a
+    gang or none.
     """
     failure, trainer = draft.status.last_failure, draft.spec.trainer
+    pod_spec = (draft.spec.pods.train.template or {}).get("spec") or {}
     needs_servers = bool(trainer.dependencies) or (trainer.code is not None and trainer.code.git is not None)
     return (
         needs_servers
         and draft.spec.distributed.nodes > 1
         and not draft.spec.run_policy.queue_name
+        and "schedulerName" not in pod_spec
         and failure is not None
         and failure.attempt == attempt - 1
         and failure.exit_code == contract.EXIT_UNAVAILABLE
     )
+
+
+def begin_with_one_pod(job: Json) -> Json:
+    """The Job of an attempt, with one pod for now."""
+    return dict(
+        merge(
+            job, {"metadata": {"annotations": {names.ANNOTATION_PROBE: "true"}}, "spec": {"parallelism": 1}}
+        )
+    )
+
+
+def has_begun_with_one_pod(job: Json) -> bool:
+    """Whether the Job of an attempt began with one pod.
+
+    The time limit of the rendezvous starts with the first pod, and may end before the others have a node and their packages. So the end
+    of such an attempt does not count as a restart. The attempt after it begins with all pods, unless a server is away again.
+    """
+    return names.ANNOTATION_PROBE in (job["metadata"].get("annotations") or {})
 
 
 def is_probing(job: Json) -> bool:
@@ -34,9 +58,10 @@ def is_probing(job: Json) -> bool:
     return bool(job["spec"]["parallelism"] < job["spec"]["completions"])
 
 
-def complete_gang(draft: Draft, job: Json, pods: list[Json]) -> None:
-    """Give the Job of an attempt all its pods when the command of the first one runs."""
-    if is_probing(job) and any(map(_has_started, pods)):
+def complete_gang(draft: Draft, job: Json, pods: list[Json], blockage: health.Blockage | None) -> None:
+    """Give the Job of an attempt all its pods when the command of the first one runs, or when no node can take that pod alone."""
+    is_unschedulable = blockage is not None and blockage.reason == ConditionReason.UNSCHEDULABLE
+    if is_probing(job) and (is_unschedulable or any(map(_has_started, pods))):
         draft.scale(job, job["spec"]["completions"])
 
 

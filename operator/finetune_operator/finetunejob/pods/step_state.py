@@ -10,7 +10,12 @@ from dataclasses import dataclass
 from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason
 from finetune_crds.status import LastFailure
-from finetune_operator.finetunejob.children import ComponentChildren, classify_children, find_loss_time
+from finetune_operator.finetunejob.children import (
+    ComponentChildren,
+    classify_children,
+    find_loss_time,
+    is_lost,
+)
 from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.finetunejob.pods import health, pod_state, queueing, sidecars
 
@@ -166,7 +171,8 @@ def classify_step(draft: Draft, step: Step) -> StepState:
     loss = pod_state.find_loss(pods, draft.now, attempt=step.attempt, ranks_per_node=step.ranks_per_node)
     if loss:
         # NB: a gang that has crashed would crash again elsewhere. The Jobs of other steps retry by themselves after a crash.
-        has_crashed = bool(step.attempt) and pod_state.has_crashed(ends)
+        lost_pods = [pod for pod in pods if is_lost(pod, draft.now)]
+        has_crashed = bool(step.attempt) and pod_state.has_crashed(ends, lost_pods)
         return (
             Failed(job, pods, ends, {}, _find_failure(pods, step))
             if has_crashed

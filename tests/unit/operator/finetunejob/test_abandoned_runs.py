@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from finetune_crds import contract
-from finetune_operator.errors import ExternalError
 from finetune_operator.finetunejob.abandoned_runs import AbandonedRuns
 from finetune_operator.finetunejob.observe.namespaces import NamespaceReader
 from finetune_operator.kube import KubeError
@@ -35,6 +34,7 @@ def build_run(run_id: str, job: str, uid: str, namespace_uid: str = "n1") -> Jso
 
 
 RUNS = [
+    build_run("of-a-job-that-no-name-fits", "team/a/b", "j6"),
     build_run("of-a-job-that-exists", "team/tune", "j1"),
     build_run("of-a-deleted-job", "team/gone", "j2"),
     build_run("of-an-earlier-job-of-the-name", "team/tune", "j0"),
@@ -47,7 +47,9 @@ RUNS = [
 class Mlflow:
     """Answers searches with one run a page, and records the runs that were closed."""
 
-    def __init__(self) -> None:
+    def __init__(self, *refuses: str) -> None:
+        self.refuses = refuses
+        self.refused: list[str] = []
         self.closed: list[tuple[str, str]] = []
         self.searches: list[Json] = []
 
@@ -63,6 +65,9 @@ class Mlflow:
                 page = int(body.get("page_token", "0"))
                 more = {"next_page_token": str(page + 1)} if page + 1 < len(RUNS) else {}
                 return Answer(200, {"runs": RUNS[page : page + 1], **more})
+            case _ if body["run_id"] in self.refuses:
+                self.refused.append(body["run_id"])
+                return Answer(403, {"error_code": "PERMISSION_DENIED"})
             case _:
                 self.closed.append((body["run_id"], body["status"]))
                 return Answer(200, {})
@@ -74,6 +79,7 @@ async def test_runs_are_closed_whose_job_no_longer_exists_in_this_cluster() -> N
         settings = Settings(tracking_uri=uri, namespaces=("team",))
         await AbandonedRuns(kube, settings, NamespaceReader(kube, lambda: 0.0)).run()
     assert mlflow.closed == [("of-a-deleted-job", "KILLED"), ("of-an-earlier-job-of-the-name", "KILLED")]
+    assert mlflow.refused == []
     assert [search["experiment_ids"] for search in mlflow.searches] == [["1", "2"]] * len(RUNS)
     assert kube.done("get").count("Namespace/team") == 1
 
@@ -94,10 +100,48 @@ async def test_nothing_is_searched_without_a_server() -> None:
     assert kube.asked == []
 
 
-async def test_a_server_that_is_away_is_an_error_that_is_retried() -> None:
-    kube = StandIn()
-    abandoned_runs = AbandonedRuns(
-        kube, Settings(tracking_uri="http://127.0.0.1:1"), NamespaceReader(kube, lambda: 0.0)
+async def test_a_run_that_cannot_be_closed_keeps_no_other_run_open() -> None:
+    kube, mlflow = StandIn(NAMESPACE, OTHER, JOB), Mlflow("of-a-deleted-job")
+    with serving(mlflow.respond) as uri:
+        settings = Settings(tracking_uri=uri, namespaces=("team",))
+        await AbandonedRuns(kube, settings, NamespaceReader(kube, lambda: 0.0)).run()
+    assert (mlflow.refused, mlflow.closed) == (
+        ["of-a-deleted-job"],
+        [("of-an-earlier-job-of-the-name", "KILLED")],
     )
-    with pytest.raises(ExternalError):
-        await abandoned_runs.close()
+
+
+async def test_a_server_that_is_away_is_searched_again_with_growing_delays() -> None:
+    kube, delays = StandIn(), list[float]()
+
+    async def sleep(seconds: float) -> None:
+        delays.append(seconds)
+        if len(delays) == 8:
+            raise TimeoutError
+
+    settings = Settings(tracking_uri="http://127.0.0.1:1")
+    with pytest.raises(TimeoutError):
+        await AbandonedRuns(kube, settings, NamespaceReader(kube, lambda: 0.0), sleep).run()
+    assert delays == [60, 120, 240, 480, 960, 1920, 3600, 3600]
+
+
+async def test_a_server_that_refuses_the_operator_is_searched_once() -> None:
+    asked: list[str] = []
+
+    def respond(request: Request) -> Answer:
+        asked.append(request.target)
+        return Answer(401, {"error_code": "UNAUTHENTICATED"})
+
+    kube = StandIn()
+    with serving(respond) as uri:
+        await AbandonedRuns(kube, Settings(tracking_uri=uri), NamespaceReader(kube, lambda: 0.0)).run()
+    assert asked == ["/api/2.0/mlflow/experiments/search"]
+
+
+@pytest.mark.parametrize(("status", "reads"), [(403, 1), (0, 2), (429, 2)])
+async def test_a_namespace_is_read_again_unless_it_is_forbidden(status: int, reads: int) -> None:
+    kube = StandIn(NAMESPACE)
+    kube.refuse["get", "Namespace"] = KubeError(status, "no")
+    namespaces = NamespaceReader(kube, lambda: 0.0)
+    assert [await namespaces.build_tags("team") for _ in range(2)] == [{}, {}]
+    assert kube.done("get") == ["Namespace/team"] * reads

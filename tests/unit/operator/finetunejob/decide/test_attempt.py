@@ -10,7 +10,7 @@ import pytest
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.contract import PodError, TerminationMessage
 from finetune_crds.status import CheckpointStatus, JobUids, LastFailure
-from finetune_operator.finetunejob.model import Observed
+from finetune_operator.finetunejob.model import Deletion, Observed
 from fixtures.operator_in_memory.decisions import (
     EVICTED,
     LEFT,
@@ -247,7 +247,10 @@ def test_a_lost_node_restarts_the_gang_elsewhere_and_does_not_count() -> None:
         "attempt 2 waits for pod tune-train-1-0-abcde of the previous attempt to stop",
     )
     started = conclude(ftj(waiting.status), observed(removed, pods=[LOST_POD]), at=later(12))
-    assert (applied(started)[-1], deleted(started)) == ("Job/tune-train-2", [])
+    assert (applied(started)[-1], started.delete) == (
+        "Job/tune-train-2",
+        (Deletion(JOB, "uid-of-tune-train-1", frees_name=True),),
+    )
 
 
 def test_nodes_that_are_lost_again_and_again_without_progress_fail_the_job() -> None:
@@ -260,6 +263,21 @@ def test_nodes_that_are_lost_again_and_again_without_progress_fail_the_job() -> 
     failed = said(decision, ConditionType.FAILED)
     assert failed is not None
     assert (failed[1], failed[2].startswith(NODE_LOST)) == (ConditionReason.NO_PROGRESS, True)
+
+
+def test_a_lost_node_is_recorded_also_when_the_status_could_not_be_written_before_its_job_was_deleted() -> (
+    None
+):
+    recorded = JobUids(train="uid-of-tune-train-1", train_attempt=1)
+    decision = conclude(
+        ftj(running(jobs=recorded)), observed(child(JOB, deletionTimestamp="t"), pods=[LOST_POD])
+    )
+    after = decision.status
+    assert after.last_failure is not None
+    assert (after.attempt, after.restarts, after.last_failure.reason, after.last_failure.node) == (
+        *(2, 0),
+        *("NodeLost", "n"),
+    )
 
 
 def test_a_crash_counts_although_a_pod_of_the_gang_is_lost() -> None:

@@ -13,7 +13,9 @@ from fixtures.operator_in_memory.decisions import (
     applied,
     child,
     conclude,
+    ended,
     ftj,
+    later,
     observed,
     pod,
     running,
@@ -44,6 +46,10 @@ STARTS: dict[str, tuple[Any, int]] = {
     "no failure": (attempt(None), 2),
     "a command that ends with 69 and needs no server": (
         attempt(AWAY, trainer={"command": ["torchrun", "train.py"]}),
+        2,
+    ),
+    "another scheduler": (
+        attempt(AWAY, pods={"train": {"template": {"spec": {"schedulerName": "volcano"}}}}),
         2,
     ),
     "a queue": (attempt(AWAY, runPolicy={"queueName": "gpus"}), 2),
@@ -92,3 +98,24 @@ def test_the_others_follow_when_the_command_of_the_first_one_runs(
     assert condition is not None
     tries = "attempt 2: 1 of 2 pods tries whether it can start, and the others follow"
     assert condition[2].startswith(tries) == (parallelism == 1)
+
+
+UNSCHEDULABLE = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no node"}]
+
+
+def test_the_others_follow_too_when_no_node_can_take_the_first_one() -> None:
+    job = child("tune-train-2")
+    job["spec"]["parallelism"] = 1
+    waiting = pod("tune-train-2", phase="Pending", conditions=UNSCHEDULABLE)
+    decision = conclude(attempt(AWAY), observed(job, pods=[waiting]))
+    assert [body["spec"]["parallelism"] for body in decision.scaled] == [2]
+
+
+def test_an_attempt_that_began_with_one_pod_does_not_count() -> None:
+    began = conclude(attempt(AWAY)).apply[-1]["metadata"]["annotations"]
+    failed = child("tune-train-2", "Failed", annotations=began)
+    pods = [ended("tune-train-2", 0, 1, "RendezvousTimeoutError")]
+    after = conclude(attempt(AWAY, runPolicy={"maxRestarts": 0}), observed(failed, pods=pods)).status
+    assert (after.attempt, after.restarts, after.phase) == (3, 0, "Starting")
+    all_pods = conclude(ftj(after, trainer=TRAINER), at=later(60)).apply[-1]
+    assert (all_pods["metadata"]["name"], all_pods["spec"]["parallelism"]) == ("tune-train-3", 2)

@@ -247,6 +247,30 @@ STATES: dict[str, tuple[Step, Observed, type, Any]] = {
         Failed,
         ("tune-train-1-0-abcde", 1, "Boom", "it blew up"),
     ),
+    "a lost pod whose peers ended without a message": (
+        GANG,
+        observed(child(TRAIN, "FailureTarget"), pods=[ended(TRAIN, 0, 1), lost(pod(TRAIN, 1, node="n"))]),
+        NodeLost,
+        ("tune-train-1-1-abcde", "n", 1, "NodeLost", f"pod tune-train-1-1-abcde {LEFT.format('n')}"),
+    ),
+    "a pod that outlives a crash on a node that is ready": (
+        GANG,
+        observed(
+            child(TRAIN, "FailureTarget"),
+            pods=[ended(TRAIN, 0, 3, "it blew up"), deleted_at(-200, pod(TRAIN, 1, node="n"))],
+        ),
+        Failed,
+        ("tune-train-1-0-abcde", 3, "Error", "it blew up"),
+    ),
+    "a lost pod of a gang that ran out of memory": (
+        GANG,
+        observed(
+            child(TRAIN, "FailureTarget"),
+            pods=[ended(TRAIN, 0, 137, "killed", reason="OOMKilled"), lost(pod(TRAIN, 1, node="n"))],
+        ),
+        Failed,
+        ("tune-train-1-0-abcde", 137, "OOMKilled", "killed"),
+    ),
     "a lost pod of a gang that Kueue stopped": (
         GANG,
         observed(suspended(child(TRAIN)), pods=[lost(pod(TRAIN, 1, node="n"))]),
