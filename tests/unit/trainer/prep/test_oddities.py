@@ -81,12 +81,12 @@ READ: dict[str, tuple[str, dict[str, bytes], list[str] | str]] = {
     "compressed with xz": (
         "JSONLines",
         {"a.jsonl.xz": lzma.compress(line("a"))},
-        "a.jsonl.xz cannot be read (its name ends in .xz): decompress it, or compress it with one of .gz, .bz2, .zst",
+        "a.jsonl.xz cannot be read (its name ends in .xz): decompress the file, or compress it with one of .gz, .bz2, .zst",
     ),
     "a compression of Hadoop": (
         "JSONLines",
         {"a.jsonl.deflate": zlib.compress(line("a"))},
-        "a.jsonl.deflate cannot be read (its name ends in .deflate): decompress it, or compress it with one of .gz, .bz2, .zst",
+        "a.jsonl.deflate cannot be read (its name ends in .deflate): decompress the file, or compress it with one of .gz, .bz2, .zst",
     ),
     "an archive": (
         "JSONLines",
@@ -96,7 +96,7 @@ READ: dict[str, tuple[str, dict[str, bytes], list[str] | str]] = {
     "compressed Parquet": (
         "Parquet",
         {"a.parquet.gz": gzip.compress(parquet(text=["a"]))},
-        "a.parquet.gz cannot be read (its name ends in .gz): decompress it, since Parquet compresses its columns itself",
+        "a.parquet.gz cannot be read (its name ends in .gz): decompress the file, since Parquet compresses its columns itself",
     ),
     "codecs of Parquet": (
         "Parquet",
@@ -106,7 +106,7 @@ READ: dict[str, tuple[str, dict[str, bytes], list[str] | str]] = {
     "Brotli": (
         "Parquet",
         {"a.parquet": parquet("brotli", text=["a"])},
-        "a.parquet is compressed with Brotli: write it with Snappy, gzip, Zstandard or LZ4",
+        "a.parquet is compressed with Brotli: write the file with Snappy, gzip, Zstandard or LZ4",
     ),
     "hidden files and subfolders": (
         "JSONLines",

@@ -118,8 +118,8 @@ def test_conf_takes_no_setting_that_loads_code_or_moves_the_driver() -> None:
     }
     with pytest.raises(RecipeRefusedError) as refused:
         settings(Spark(conf=accepted | dict.fromkeys(REFUSED_CONF, "x")))
-    begin, _, _ = refused.value.message.partition(": it takes settings of execution")
-    assert begin == f"data.prepare.spark.conf cannot set {', '.join(REFUSED_CONF)}"
+    begin, _, _ = refused.value.message.partition(": it accepts settings of execution")
+    assert begin == f"data.prepare.spark.conf must not set {', '.join(REFUSED_CONF)}"
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,7 @@ def test_what_depends_on_the_image_goes_to_spark_submit(jars: Path, monkeypatch:
 
 
 def test_conf_may_not_move_the_driver(jars: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(RecipeRefusedError, match=r"may not set spark\.driver\.host"):
+    with pytest.raises(RecipeRefusedError, match=r"cannot set spark\.driver\.host"):
         command(jars, monkeypatch, conf={"spark.driver.host": "x"})
 
 
