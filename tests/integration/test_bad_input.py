@@ -88,7 +88,9 @@ def test_registering_without_a_server_waits_until_the_installation_has_one(
         world = World(api, mlflow_server, namespace)
         world.submit(splits_given())
         condition = world.wait_condition("tune", "Accepted", "MlflowNotConfigured")
-        assert condition["message"].startswith("spec.register needs an MLflow server: install the chart with")
+        assert condition["message"].startswith(
+            "spec.register requires an MLflow server: install the chart with"
+        )
         assert holding(world) == ["Reconciling"]
     settings = watching(namespace, mlflow_server.uri)
     with running(forked_operator(kubeconfig, tmp_path / "with.log", settings)):

@@ -100,8 +100,7 @@ def allowed_by(role: Json) -> set[tuple[str, str]]:
 
 def test_operator_may_do_this_and_no_more() -> None:
     allowed = allowed_by(objects()["ClusterRole", "finetune-operator"])
-    jobs = ("get", "list", "watch", "create", "delete")
-    applied = ("get", "list", "create", "patch", "delete")
+    applied = ("get", "list", "watch", "create", "patch", "delete")
     assert allowed == {
         *((f"finetune.dev/{name}", verb) for name in RESOURCES for verb in ("get", "list", "watch")),
         # For their finalizers.
@@ -109,8 +108,9 @@ def test_operator_may_do_this_and_no_more() -> None:
         *((f"finetune.dev/{name}/status", "patch") for name in RESOURCES),
         # For owner references; a ModelPromotion owns nothing.
         ("finetune.dev/finetunejobs/finalizers", "update"),
-        *(("batch/jobs", verb) for verb in jobs),
-        *((name, verb) for name in ("services", "configmaps") for verb in applied),
+        *((name, verb) for name in ("batch/jobs", "services", "configmaps") for verb in applied),
+        # Its uid is a tag of a run.
+        ("namespaces", "get"),
         # Created as dry runs only.
         *(("pods", verb) for verb in ("get", "list", "watch", "create")),
         # Whether Spark's driver may create pods.

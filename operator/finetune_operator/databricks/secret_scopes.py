@@ -34,6 +34,6 @@ def find_unreadable(variables: Mapping[str, str], field: str, login: str) -> Ite
     names = [name for name, value in variables.items() if is_reference(value)]
     if names:
         yield (
-            f"{field} sets {', '.join(names)} to a secret of the workspace, which would be read as the service principal that the chart "
-            f"configures: set {login} to a Secret with your own credentials"
+            f"{field} refers to a secret of the workspace in {', '.join(names)}, and the chart's service principal would read the secret "
+            f"instead of you: set {login} to a Secret with your own Databricks credentials"
         )

@@ -41,6 +41,7 @@ def find_owner(kind: str, body: Json) -> Owner | None:
 
 def is_child(body: Json, ftj: FineTuneJob) -> bool:
     """Whether a FineTuneJob controls a Job, Service or ConfigMap of its namespace."""
+    # The kind of any child but a pod has the same result.
     return find_owner("Job", body) == Owner(ftj.namespace, ftj.uid)
 
 
@@ -71,7 +72,7 @@ class ComponentChildren(NamedTuple):
     pods: list[Json]
     """Its pods, by completion index."""
     stale_jobs: list[Json]
-    """Jobs of earlier attempts that still run, and Jobs that are being deleted."""
+    """Jobs of earlier attempts that still run, and Jobs that are being deleted and are neither complete nor abandoned."""
     stale_pods: list[Json]
     """Pods that have not ended, are not lost and belong to other Jobs, which may no longer exist."""
     ended_jobs: list[Json]
@@ -91,19 +92,19 @@ def classify_children(
         name: the name of the current Job, which need not exist.
     """
     component_jobs = [job for job in jobs.values() if _component(job) == component]
-    # NB: a Job may fail because it is being deleted; a complete Job keeps its result.
-    deleted_jobs = [
+    # NB: a Job that is being deleted counts as absent, since it may have failed because of that. A complete one keeps its result.
+    vanishing_jobs = [
         job for job in component_jobs if is_being_deleted(job) and job_condition(job, "Complete") is None
     ]
-    abandoned_jobs = [job for job in deleted_jobs if is_abandoned(job, pods, now)]
-    lasting_jobs = [job for job in component_jobs if job not in deleted_jobs]
+    abandoned_jobs = [job for job in vanishing_jobs if is_abandoned(job, pods, now)]
+    lasting_jobs = [job for job in component_jobs if job not in vanishing_jobs]
     current = next((job for job in lasting_jobs if job["metadata"]["name"] == name), None)
     job_pods = pods_of_job(pods, current) if current else []
     return ComponentChildren(
         current_job=current,
         pods=job_pods,
         stale_jobs=[
-            *(job for job in deleted_jobs if job not in abandoned_jobs),
+            *(job for job in vanishing_jobs if job not in abandoned_jobs),
             *(job for job in lasting_jobs if job is not current and not has_ended(job)),
         ],
         stale_pods=[

@@ -169,8 +169,8 @@ def reply(prompt: list[Message], answer: list[Message]) -> list[Message]:
     added = answer[len(repeated) :]
     if added and added[0]["role"] != "assistant":
         raise ValueError(
-            f"goes on from the prompt with role {added[0]['role']}: an answer is the assistant's, alone or after the "
-            "messages of the prompt"
+            f"begins its answer with a message of role {added[0]['role']}: the first message after those of the prompt must have role "
+            "assistant"
         )
     return added
 

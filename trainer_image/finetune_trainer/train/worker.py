@@ -38,7 +38,7 @@ def main() -> int:
         work, report=lambda code, message: scratch.write_outcome(scratch.path(), rank, code, message)
     )
     if dist.is_initialized():
-        # NB: after an error on GPUs, the end of the interpreter would wait for the groups that `join_ranks` leaves.
+        # NB: after an error on GPUs, `join_ranks` does not destroy its process groups, and a normal exit would wait for them.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

@@ -103,8 +103,10 @@ def after_failure(draft: Draft, number: int, state: Failed) -> None:
         case Retryable() if (draft.status.restarts or 0) < policy.max_restarts:
             restart(draft, number + 1, counted=True, why=f"attempt {number} failed; {sentence}")
         case Retryable():
-            message = f"attempt {number} failed and runPolicy.maxRestarts = {policy.max_restarts} is reached; {sentence}"
-            _fail(draft, ConditionReason.MAX_RESTARTS_REACHED, message)
+            why = f"attempt {number} failed and runPolicy.maxRestarts = {policy.max_restarts} is reached"
+            _fail(
+                draft, ConditionReason.MAX_RESTARTS_REACHED, f"{why}; {sentence}{_describe_next_job(draft)}"
+            )
 
 
 def after_node_loss(draft: Draft, number: int, state: NodeLost) -> None:
@@ -203,6 +205,12 @@ def classify_failure(
 def _fail(draft: Draft, reason: ConditionReason, message: str) -> None:
     draft.set(ConditionType.TRAINED, False, reason, message)
     draft.fail(reason, message)
+
+
+def _describe_next_job(draft: Draft) -> str:
+    """How to continue after a failed job, as the end of a sentence."""
+    continuation = ", with checkpoint.resumeFrom to continue this run" if draft.status.checkpoint else ""
+    return f"; correct the cause, and create a FineTuneJob with another name{continuation}"
 
 
 def _explain_lost_pods(number: int, failed: Json) -> LastFailure:

@@ -44,6 +44,11 @@ class Step:
     ranks_per_node: int = 1
     use_less: str = ""
 
+    @property
+    def is_gang(self) -> bool:
+        """Whether the pods fail together, as in training. The Jobs of other steps replace a failed pod."""
+        return self.attempt > 0
+
 
 @dataclass(frozen=True)
 class Absent:
@@ -172,7 +177,7 @@ def classify_step(draft: Draft, step: Step) -> StepState:
     if loss:
         # NB: a gang that has crashed would crash again elsewhere. The Jobs of other steps retry by themselves after a crash.
         lost_pods = [pod for pod in pods if is_lost(pod, draft.now)]
-        has_crashed = bool(step.attempt) and pod_state.has_crashed(ends, lost_pods)
+        has_crashed = step.is_gang and pod_state.has_crashed(ends, lost_pods)
         return (
             Failed(job, pods, ends, {}, _find_failure(pods, step))
             if has_crashed
@@ -187,7 +192,7 @@ def _classify_pods(draft: Draft, step: Step, job: Json, pods: list[Json]) -> AtW
     executors = draft.observed.executors if step.executors else ()
     alive, ready = pod_state.alive([*pods, *executors]), pod_state.count_ready(pods)
     blockage = health.find_blockage(draft, alive, step.job_name, desired=step.nodes + step.executors)
-    failure = None if step.attempt else _find_failure(pods, step)
+    failure = None if step.is_gang else _find_failure(pods, step)
     if ready >= step.nodes:
         return Running(job, pods, alive, ready, blockage, failure)
     if blockage:
@@ -196,7 +201,7 @@ def _classify_pods(draft: Draft, step: Step, job: Json, pods: list[Json]) -> AtW
 
 
 def _find_failure(pods: list[Json], step: Step) -> LastFailure | None:
-    if step.attempt:
+    if step.is_gang:
         return pod_state.first_failure(pods, step.container, step.attempt, step.ranks_per_node, step.use_less)
     return pod_state.last_failure(pods, step.container, 0, step.use_less)
 
@@ -207,9 +212,10 @@ def has_completed(draft: Draft, step: Step) -> bool:
 
 
 def clear_name(draft: Draft, state: Absent) -> str | None:
-    """Free the name of the Job of an earlier run whose pods are lost, for a step whose Jobs all have one name.
+    """Make the name of the Job available again, for a step that always uses the same name.
 
-    Returns what the step waits for, for use after "waits for": that Job, or earlier pods; None if the Job can be created.
+    An old Job that is being deleted keeps the name while its pods are lost. Returns what must disappear before the new Job can be created,
+    to follow "waits for": the old Job, or pods of earlier Jobs; None if the new Job can be created.
     """
     for job in state.children.abandoned_jobs:
         draft.free_name(job)

@@ -274,7 +274,7 @@ def test_what_an_answer_adds(prompt: list[Json], answer: list[Json], expected: l
 
 
 def test_an_answer_to_another_prompt_is_refused() -> None:
-    with pytest.raises(ValueError, match="goes on from the prompt with role user"):
+    with pytest.raises(ValueError, match="begins its answer with a message of role user"):
         chat_messages.reply(said("u1"), said("u2", "a1"))
 
 

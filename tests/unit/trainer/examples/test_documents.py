@@ -367,8 +367,8 @@ SHAPE = "MessageShape: column chat of a row is not a list of {role, content}, "
         (
             PREFERENCE,
             {"prompt": ["a"], "chosen": [[user("b"), assistant("c")]], "rejected": [[assistant("d")]]},
-            "MessageShape: column chosen of a row goes on from the prompt with role user: an answer is the "
-            "assistant's, alone or after the messages of the prompt",
+            "MessageShape: column chosen of a row begins its answer with a message of role user: the first message after those of the "
+            "prompt must have role assistant",
         ),
     ],
 )

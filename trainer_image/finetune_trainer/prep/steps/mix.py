@@ -64,6 +64,7 @@ def unify_columns(parts: Sequence[Part], templates: Sequence[str]) -> tuple[list
 def _rename_columns(part: Part, columns: Columns) -> Part:
     """Return a part whose columns have the default names of their type. Other columns with these names are dropped."""
     names = {getattr(part.columns, field): field for field in COLUMN_FIELDS[columns.type]}
+    # The columns with the values as the source wrote them are renamed too.
     names |= {plain_text.written(name): plain_text.written(field) for name, field in names.items()}
     columns_to_keep = [name for name in part.frame.columns if name in names or name not in names.values()]
     frame = part.frame.select(
@@ -86,6 +87,7 @@ def find_conversations(parts: Sequence[Part], columns: Columns) -> dict[str, tup
         for name in columns.column_names
         if 0 < sum(name in part_fields for part_fields in carried_fields) < len(carried_fields)
     ]
+    # A column of messages may hold lists in some parts and JSON text in others: both are read.
     if columns.messages is None and differing:
         differences = "; ".join(
             f"{part.source.name} has {'conversations' if differing[0] in part_fields else 'text'}"
@@ -98,6 +100,7 @@ def find_conversations(parts: Sequence[Part], columns: Columns) -> dict[str, tup
                 "separately"
             ),
         )
+    # JSON text may have any of the fields.
     fields_of_columns = [
         {field for part_fields in carried_fields for field in part_fields.get(name, chat_messages.CARRIED)}
         for name in columns.column_names

@@ -14,6 +14,7 @@ from finetune_operator.finetunejob.model import Deletion, Observed
 from fixtures.operator_in_memory.decisions import (
     EVICTED,
     LEFT,
+    NEXT_JOB,
     NOW,
     applied,
     child,
@@ -386,13 +387,23 @@ def test_out_of_memory(parts: Json, advice: str) -> None:
     )
 
 
-def test_the_end_says_the_limit_that_was_reached_and_the_cause() -> None:
-    before = running(attempt=3, restarts=2)
+@pytest.mark.parametrize(
+    ("checkpoint", "next_job"),
+    [
+        (None, NEXT_JOB),
+        (CheckpointStatus(step=4), f"{NEXT_JOB}, with checkpoint.resumeFrom to continue this run"),
+    ],
+    ids=["from the beginning", "from a checkpoint"],
+)
+def test_the_end_says_the_limit_that_was_reached_the_cause_and_how_to_continue(
+    checkpoint: CheckpointStatus | None, next_job: str
+) -> None:
+    before = running(attempt=3, restarts=2, checkpoint=checkpoint)
     observation = observed(child("tune-train-3", "Failed", BACKOFF), pods=[ended("tune-train-3", 0, 1, BOOM)])
     decision = conclude(ftj(before, runPolicy={"maxRestarts": 1}), observation, at=later(9))
     message = (
         "attempt 3 failed and runPolicy.maxRestarts = 1 is "
-        "reached; pod tune-train-3-0-abcde ended with exit code 1: it blew up"
+        f"reached; pod tune-train-3-0-abcde ended with exit code 1: it blew up{next_job}"
     )
     assert said(decision, ConditionType.FAILED) == ("True", ConditionReason.MAX_RESTARTS_REACHED, message)
     assert said(decision, ConditionType.TRAINED) == ("False", ConditionReason.MAX_RESTARTS_REACHED, message)
@@ -417,7 +428,7 @@ def test_a_failure_without_pods_says_what_the_job_says() -> None:
         "True",
         ConditionReason.MAX_RESTARTS_REACHED,
         "attempt 1 failed and runPolicy.maxRestarts = 0 is reached; the pods that could explain it no longer exist: "
-        + BACKOFF,
+        f"{BACKOFF}{NEXT_JOB}",
     )
 
 

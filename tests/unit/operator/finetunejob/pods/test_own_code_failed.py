@@ -14,6 +14,7 @@ from finetune_operator.controller.events import EventTarget, build_event, find_c
 from finetune_operator.finetunejob.model import FineTuneJob
 from finetune_operator.settings import Settings
 from fixtures.operator_in_memory.decisions import (
+    NEXT_JOB,
     NOW,
     child,
     conclude,
@@ -184,7 +185,8 @@ def test_what_ends_without_a_reason_counts_whatever_the_codes_of_runpolicy_are(
     end = said(spent, ConditionType.FAILED)
     assert end
     assert end[1] == ConditionReason.MAX_RESTARTS_REACHED
-    assert end[2].endswith(f"; pod {POD} ended with exit code {after.last_failure.exit_code}: {expected[1]}")
+    cause = f"; pod {POD} ended with exit code {after.last_failure.exit_code}: {expected[1]}"
+    assert end[2].endswith(f"{cause}{NEXT_JOB}")
 
 
 def test_a_node_that_evicts_a_pod_that_installs_is_no_failure_of_the_packages() -> None:

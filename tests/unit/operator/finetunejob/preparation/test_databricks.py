@@ -604,12 +604,12 @@ CLUSTER: Json = {
 }
 CONF = {"spark.hadoop.fs.s3a.secret.key": "{{ secrets/lake/key }}"}
 WOULD_READ = (
-    "to a secret of the workspace, which would be read as the service principal that the chart configures: set "
-    "spec.data.prepare.spark.databricks.secretRef to a Secret with your own credentials"
+    "and the chart's service principal would read the secret instead of you: set "
+    "spec.data.prepare.spark.databricks.secretRef to a Secret with your own Databricks credentials"
 )
 BOTH = [
-    f"spec.data.prepare.spark.databricks.compute.newCluster.env sets HF_TOKEN {WOULD_READ}",
-    f"spec.data.prepare.spark.conf sets spark.hadoop.fs.s3a.secret.key {WOULD_READ}",
+    f"spec.data.prepare.spark.databricks.compute.newCluster.env refers to a secret of the workspace in HF_TOKEN, {WOULD_READ}",
+    f"spec.data.prepare.spark.conf refers to a secret of the workspace in spark.hadoop.fs.s3a.secret.key, {WOULD_READ}",
 ]
 
 

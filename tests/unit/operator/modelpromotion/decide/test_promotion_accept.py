@@ -17,9 +17,8 @@ SPEC: Json = {"model": "m", "alias": "champion", "source": {"type": "Version", "
 IN_CATALOG = {"tracking": {"uri": "databricks", "registryUri": "databricks-uc"}}
 SERVING = {"type": "Databricks", "endpoint": "support"}
 UNREADABLE = (
-    "spec.serving.databricks.environment sets HF_TOKEN to a secret of the workspace, which would be read as the "
-    "service principal that the chart configures: set spec.serving.databricks.secretRef to a Secret with your own "
-    "credentials"
+    "spec.serving.databricks.environment refers to a secret of the workspace in HF_TOKEN, and the chart's service principal would read "
+    "the secret instead of you: set spec.serving.databricks.secretRef to a Secret with your own Databricks credentials"
 )
 
 

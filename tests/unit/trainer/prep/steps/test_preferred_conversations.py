@@ -172,6 +172,6 @@ def test_answers_to_another_prompt_fail_the_preparation(preparing: Callable[[str
     with pytest.raises(exit_status.DataError) as failed:
         preparer([row], columns=PREFERENCE, objective=DPO)
     assert failed.value.message == (
-        f"column chosen of row 1 of {preparer.folder}/corpus-0/0.parquet goes on from the prompt with role user: an answer is the assistant's, alone or after the messages of the "
-        "prompt; to drop these rows, set data.prepare.onTemplateError: Drop"
+        f"column chosen of row 1 of {preparer.folder}/corpus-0/0.parquet begins its answer with a message of role user: the first message "
+        "after those of the prompt must have role assistant; to drop these rows, set data.prepare.onTemplateError: Drop"
     )
