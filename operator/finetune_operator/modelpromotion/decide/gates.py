@@ -225,9 +225,9 @@ def _explain_incomparable(
         )
     if tag != holder_tag:
         is_candidate_evaluated = tag == contract.TAG_EVALUATION_DATA
-        evaluated, other = (candidate, holder) if is_candidate_evaluated else (holder, candidate)
+        evaluated, trained = (candidate, holder) if is_candidate_evaluated else (holder, candidate)
         return (
-            f"{gate.metric} of version {evaluated.version} comes from spec.evaluation, but {gate.metric} of version {other.version} comes "
+            f"{gate.metric} of version {evaluated.version} comes from spec.evaluation, but {gate.metric} of version {trained.version} comes "
             "from training: evaluate both versions with spec.evaluation"
         )
     if candidate_data != holder_data:
