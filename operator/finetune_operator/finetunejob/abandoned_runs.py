@@ -79,6 +79,7 @@ class AbandonedRuns:
     async def _is_abandoned(self, run: Run, job: str) -> bool:
         """Whether a run belongs to a namespace that this operator watches, and its job no longer exists."""
         namespace, _, name = job.partition("/")
+        # An operator without a list of namespaces watches all of them.
         is_watched = not self.settings.namespaces or namespace in self.settings.namespaces
         if not (namespace and name and is_watched) or "/" in name:
             return False

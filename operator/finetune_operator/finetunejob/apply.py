@@ -181,7 +181,7 @@ class FineTuneJobApplier:
         log.info("deleted %s %s/%s", item.kind, ftj.namespace, item.name)
 
     async def _write_child(self, ftj: FineTuneJob, body: Json) -> None:
-        # A Job's template is immutable; a change of a custom object may restart it.
+        # These are created once: a Job's template is immutable, and a change of a custom object may restart the object.
         if body["kind"] == "Job" or backends.find_custom_kind(body["kind"]):
             await self._create_once(ftj, body)
         else:
@@ -242,6 +242,7 @@ class FineTuneJobApplier:
                 try:
                     return await self._write_to_mlflow(ftj, action)
                 finally:
+                    # Even a failed write may have changed what was read before.
                     self.poller.forget(ftj)
 
     async def _write_to_mlflow(self, ftj: FineTuneJob, action: MlflowAction) -> ActionResult:

@@ -40,8 +40,8 @@ def find_owner(kind: str, body: Json) -> Owner | None:
 
 
 def is_child(body: Json, ftj: FineTuneJob) -> bool:
-    """Whether a FineTuneJob controls a Job, Service or ConfigMap of its namespace."""
-    # The kind of any child but a pod has the same result.
+    """Whether a FineTuneJob itself, not one of its Jobs, controls an object of its namespace."""
+    # NB: any kind but Pod makes find_owner look for a FineTuneJob.
     return find_owner("Job", body) == Owner(ftj.namespace, ftj.uid)
 
 
@@ -54,6 +54,7 @@ def controlling_pod(body: Json) -> str | None:
 
 def recorded_jobs(body: Json) -> set[tuple[str, str]]:
     """The Jobs that a FineTuneJob's status names, as namespace and uid; they may no longer exist."""
+    # NB: the number trainAttempt, which is among the values too, matches no uid.
     uids: Json = (body.get("status") or {}).get("jobs") or {}
     return {Owner(body["metadata"]["namespace"], uid) for uid in uids.values()}
 
@@ -70,7 +71,7 @@ class ComponentChildren(NamedTuple):
     current_job: Json | None
     """The current Job; None if it does not exist, or is being deleted and not complete."""
     pods: list[Json]
-    """Its pods, by completion index."""
+    """The pods of the current Job, by completion index."""
     stale_jobs: list[Json]
     """Jobs of earlier attempts that still run, and Jobs that are being deleted and are neither complete nor abandoned."""
     stale_pods: list[Json]
@@ -78,7 +79,7 @@ class ComponentChildren(NamedTuple):
     ended_jobs: list[Json]
     """Jobs of earlier attempts that are complete or failed."""
     abandoned_jobs: tuple[Json, ...] = ()
-    """Jobs that are being deleted, and exist only because pods of theirs are lost."""
+    """Jobs that are being deleted, and exist only because some of their pods are lost."""
 
 
 def classify_children(
@@ -92,7 +93,7 @@ def classify_children(
         name: the name of the current Job, which need not exist.
     """
     component_jobs = [job for job in jobs.values() if _component(job) == component]
-    # NB: a Job that is being deleted counts as absent, since it may have failed because of that. A complete one keeps its result.
+    # NB: a Job that is being deleted counts as absent, since it may have failed because of the deletion. A complete one keeps its result.
     vanishing_jobs = [
         job for job in component_jobs if is_being_deleted(job) and job_condition(job, "Complete") is None
     ]
@@ -137,8 +138,8 @@ def is_alive(pod: Json) -> bool:
 def is_on_unready_node(pod: Json) -> bool:
     """Whether the node lifecycle controller has marked a pod because its node is not ready.
 
-    NB: it sets Ready to False and changes nothing else (MarkPodsNotReady in pkg/controller/util/node, 1.37). A kubelet gives Ready a
-    reason when it sets it to False. A pod whose containers were not ready before is not marked.
+    NB: the controller sets Ready to False and changes nothing else (MarkPodsNotReady in pkg/controller/util/node, 1.37). A kubelet that
+    sets Ready to False also sets its reason. A pod whose containers were not ready before is not marked.
     """
     conditions = {item["type"]: item for item in pod.get("status", {}).get("conditions") or []}
     ready = conditions.get("Ready", {})
@@ -167,7 +168,7 @@ def is_lost(pod: Json, now: datetime) -> bool:
 
 
 def is_abandoned(job: Json, pods: Iterable[Json], now: datetime) -> bool:
-    """Whether a Job is being deleted and exists only because pods of it are lost."""
+    """Whether a Job is being deleted and exists only because some of its pods are lost."""
     remaining_pods = [pod for pod in pods_of_job(pods, job) if is_alive(pod)]
     return is_being_deleted(job) and bool(remaining_pods) and all(is_lost(pod, now) for pod in remaining_pods)
 

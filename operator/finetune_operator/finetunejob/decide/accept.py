@@ -88,7 +88,7 @@ def _record_acceptance(draft: Draft) -> None:
 
 
 def _leave_alone(draft: Draft) -> Outcome:
-    """End the pass without a verdict: the API server accepted this spec, so another version can read it."""
+    """End the pass without a verdict: the API server accepted this spec, so another version of the operator can read it."""
     message = (
         f"this version of the operator cannot read the spec ({draft.ftj.invalid}) and does not change the job and "
         "its children: install a version that can read the spec"
@@ -109,6 +109,7 @@ def permanent_mistakes(ftj: FineTuneJob) -> list[str]:
     if ftj.written is None:
         return []
     spec = resolve(ftj.written, namespace=ftj.namespace, name=ftj.name, earlier=None, defaults=Defaults())
+    # No value of the chart corrects a mistake that both kinds of installation have.
     mistakes_by_server = [[*mistakes_of_fixed_fields(spec, settings)] for settings in _INSTALLATIONS]
     return [
         mistake

@@ -122,7 +122,7 @@ def _restart_elsewhere(draft: Draft, number: int, loss: LastFailure, *, seconds:
 
 
 def was_deleted(draft: Draft, number: int) -> bool:
-    """Whether an absent Job of an attempt existed, so somebody deleted it: the operator keeps the Job of the current attempt."""
+    """Whether the absent Job of an attempt was deleted, rather than never created: the status names the attempt if its Job existed."""
     return draft.status.jobs is not None and draft.status.jobs.train_attempt == number
 
 
@@ -149,7 +149,7 @@ def _record_failure(draft: Draft, failure: LastFailure, *, seconds: float) -> ba
     """Record a failure and the steps reached by then; return the progress since the previous failure."""
     before, status = draft.status.last_failure or LastFailure(), draft.status
     step = status.checkpoint.step if status.checkpoint else None
-    # NB: an attempt that starts from the beginning reports steps that an earlier attempt already reached.
+    # NB: not the last reported step: an attempt that starts from the beginning repeats steps of an earlier one.
     furthest_step = max(status.progress.step if status.progress else 0, before.step or 0) or None
     recorded_failure = failure.model_copy(update={"checkpoint_step": step, "step": furthest_step})
     draft.update(last_failure=recorded_failure)
@@ -194,9 +194,10 @@ def classify_failure(
     fatal_reason = find_fatal_reason(failure, policy)
     if fatal_reason:
         return Fatal(fatal_reason)
+    # maxRestarts 0 also rules out an attempt with other settings.
     if policy.max_restarts and memory_reduction.is_out_of_memory(draft, failure):
         reduced_memory = memory_reduction.find_reduction(draft, failure)
-        # NB: the need for host memory varies from run to run, that of a GPU does not.
+        # NB: the use of host memory varies, so the same settings may succeed next time; the use of GPU memory does not.
         if reduced_memory or failure.reason == memory_reduction.OUT_OF_GPU_MEMORY:
             return OutOfMemory(reduced_memory)
     return Retryable()
@@ -225,7 +226,7 @@ def _explain_lost_pods(number: int, failed: Json) -> LastFailure:
 def _failure_reason(
     failure: LastFailure, deleted_pod: pod_state.Exit | None, init_reason: ConditionReason | None
 ) -> str | None:
-    """The reason of a failure in the status."""
+    """The reason under which the status records a failure. The reason for an init container replaces only UNEXPLAINED."""
     if deleted_pod:
         return _POD_DELETED
     return init_reason.value if init_reason and failure.reason == pod_state.UNEXPLAINED else failure.reason
@@ -277,6 +278,7 @@ def _find_last_line(failure: LastFailure) -> str:
 def cause_of(draft: Draft, number: int) -> str:
     """Why an attempt failed, as the end of a sentence; empty unless the last recorded failure is of this attempt."""
     failure = draft.status.last_failure
+    # NB: the failures of the preparation and of the evaluation have attempt 0.
     if failure is None or failure.attempt != number or not number:
         return ""
     how = f"ended with exit code {failure.exit_code}" if failure.exit_code is not None else "failed"

@@ -1,4 +1,4 @@
-"""Keeps how the last attempts ended in the status, where it stays when their pods no longer exist."""
+"""Records in the status how the last attempts ended, since their pods may no longer exist."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from finetune_operator.policy.result import Continue, Outcome, Stop
 def resolve(draft: Draft) -> Outcome:
     """End the pass until the status has the commit. A recorded commit does not change.
 
-    Otherwise a crash could leave a run or pods of one commit and a status with another commit.
+    If the pass went on, a crash could leave a run or pods of one commit, and later a status with another commit.
     """
     git = repository(draft.ftj)
     if git is None or draft.status.code:

@@ -28,7 +28,7 @@ def record_waiting(draft: Draft) -> Outcome:
         draft.update(
             waiting_since=None,
             waiting_seconds=seconds,
-            # NB: time without progress excludes waits.
+            # The time without progress excludes waits, so its start moves by the wait.
             no_progress_since=idle_since + waited if idle_since else None,
         )
     return Continue
@@ -78,7 +78,7 @@ def _is_on_node(pod: Json) -> bool:
 
 
 def _find_end(draft: Draft, since: datetime) -> datetime:
-    """Return the end of a wait: the start time of the first pod on a node, because the operator may have been down."""
+    """Return the end of a wait: when the first pod started on a node. This pass may come later, if the operator was down."""
     starts = [pod.get("status", {}).get("startTime") for pod in draft.observed.pods]
     later_starts = [start for text in starts if text and (start := datetime.fromisoformat(text)) >= since]
     return min([*later_starts, draft.now])

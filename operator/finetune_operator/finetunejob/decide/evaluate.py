@@ -33,11 +33,12 @@ _CONTAINER = evaluation_pod.CONTAINER
 def evaluate(draft: Draft) -> Outcome:
     """Evaluate the version and write its metrics to MLflow; the pass ends until they are written."""
     name = names.evaluate_name(draft.ftj.name)
+    # Not draft.status: `release` requires that an earlier pass wrote the result.
     if draft.ftj.status.evaluation:
         sidecars.release(draft, names.EVALUATE, name, _CONTAINER)
     if draft.spec.evaluation is None or draft.holds(ConditionType.EVALUATED):
         return Continue
-    # The version exists; its aliases come later.
+    # The version exists, so nothing waits for it; the condition returns when the aliases are set.
     draft.unset(ConditionType.REGISTERED)
     result = draft.status.evaluation or _run_in_pod(draft)
     return _write_metrics(draft, result) if result else Stop
@@ -205,7 +206,7 @@ def _fail_job(draft: Draft, reason: ConditionReason, what: str) -> None:
 def _write_metrics(draft: Draft, evaluation: EvaluationStatus) -> Outcome:
     """Log the metrics to the run, then write them to the tags of the version.
 
-    NB: the tags show that both are done. Metrics that the run already has are not logged again.
+    NB: the tags come last, so they show that both are done. Metrics that the run already has are not logged again.
     """
     mlflow, version = draft.observed.mlflow, _observed_version(draft)
     if mlflow is None or version is None:
@@ -217,6 +218,7 @@ def _write_metrics(draft: Draft, evaluation: EvaluationStatus) -> Outcome:
     if missing_tags:
         metrics = evaluation_result.mlflow_metrics(evaluation)
         run = mlflow.writable_run
+        # Without a run that can be written to, only the tags are written.
         logged = run.metrics if run else metrics
         unlogged = {name: value for name, value in metrics.items() if logged.get(name) != value}
         if run and unlogged:

@@ -89,6 +89,7 @@ def _check_name(name: str) -> None:
 
 def _check_value(name: str, value: object) -> None:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    # NB: float() raises an error for a huge int, but returns infinity for its text.
     if not is_number or not math.isfinite(float(str(value))):
         raise InvalidMetricsError(f"{name} is {_quote(json.dumps(value))}, which is not a finite number")
 

@@ -31,7 +31,7 @@ def record_failed_action(
     kind, reason, message = _explain_failure(action, problem)
     status = with_condition(decision.status, kind, False, reason, message, now=now, generation=ftj.generation)
     if isinstance(action, SubmitRun) and reason == ConditionReason.RUN_REFUSED:
-        # A run that the workspace refuses stays invalid: the compute of a job cannot change.
+        # The workspace would refuse the run again: the compute of a job cannot change.
         failed = ConditionType.FAILED
         status = with_condition(status, failed, True, reason, message, now=now, generation=ftj.generation)
         status = backends.record_refusal(status)

@@ -32,7 +32,7 @@ def clean_up(draft: Draft) -> None:
     """
     draft.stop_children()
     _close_run(draft)
-    # NB: a failed action holds back those after it, and a workspace may never respond again: close the run first.
+    # NB: a failed action holds back the actions after it, and a workspace may never respond again: close the MLflow run first.
     backends.stop(draft)
     _delete_children(draft)
 
@@ -84,5 +84,5 @@ def _delete_children(draft: Draft) -> None:
         f"the child resources were deleted {ttl} s after the job finished: runPolicy.ttlSecondsAfterFinished"
     )
     draft.set(ConditionType.PODS_HEALTHY, None, ConditionReason.NO_PODS, message)
-    # The status is written after the deletions, so a pass that was interrupted is repeated.
+    # Sweep once. The status is written after the deletions, so a pass that was interrupted is repeated.
     draft.sweep = draft.condition(ConditionType.PODS_HEALTHY) != before

@@ -116,6 +116,7 @@ def show_preparation(draft: Draft) -> None:
         backends.find_progress(draft.observed) or (run.tags.get(contract.TAG_PREPARATION, "") if run else "")
     )[:_MAX_STEP_CHARS]
     if phase(draft.status.conditions) != "Preparing":
+        # Without steps, `before` shows the preparation, not a training.
         if before and before.summary and not (before.step or before.max_steps):
             draft.update(progress=None)
     elif step and (before is None or before.summary != step):

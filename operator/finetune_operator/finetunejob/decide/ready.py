@@ -64,7 +64,7 @@ def assess_readiness(conditions: Sequence[Condition]) -> Readiness:
 
 
 def _needs_spec_change(job_phase: Phase, explanation: Condition) -> bool:
-    """Whether the job cannot make progress until its spec changes. A running preparation is progress."""
+    """Whether the job cannot make progress until its spec changes. A preparation or training that runs is progress."""
     return (
         job_phase in ("Pending", "Starting", "Evaluating")
         and explanation.type in OBSTACLES

@@ -62,6 +62,7 @@ def _resume(draft: Draft) -> None:
     draft.update(suspend_time=None, restart_time=None, idle_restarts=None, no_progress_since=None)
     if draft.condition(ConditionType.PODS_HEALTHY):
         draft.set(ConditionType.PODS_HEALTHY, True, ConditionReason.PODS_RUNNING, "no pod is blocked")
+    # Suspension ended the attempt, so the next one starts, unless its Job ended by itself: train reads the result of that Job.
     attempt = None if draft.holds(ConditionType.TRAINED) else draft.status.attempt
     if attempt:
         child = draft.observed.jobs.get(names.train_name(draft.ftj.name, attempt))

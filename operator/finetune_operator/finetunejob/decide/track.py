@@ -43,7 +43,11 @@ class NotFound:
 
 @dataclass(frozen=True)
 class LostInUse:
-    """The run in the status was deleted or is not found, and the training logs to it."""
+    """The run in the status was deleted or is not found, and the training logs to it.
+
+    Attributes:
+        deleted_run: the run, if it was deleted; None if it is not found.
+    """
 
     run_id: str
     deleted_run: Run | None
@@ -110,6 +114,7 @@ def _classify_run(draft: Draft, mlflow: Mlflow) -> RunState:
 def _report_ready(draft: Draft, run: Run) -> None:
     run_id, before = draft.status.run_id, draft.condition(ConditionType.TRACKED)
     if run.run_id == run_id and before and before.reason == ConditionReason.RUN_REPLACED:
+        # The message that names both runs stays.
         return
     reason, message = ConditionReason.RUN_READY, f"MLflow run {run.run_id}"
     if run_id not in (None, run.run_id):
@@ -124,7 +129,7 @@ def _ask_to_restore(draft: Draft, run_id: str, deleted_run: Run | None) -> None:
 
 
 def _report_not_found(draft: Draft, run_id: str) -> float:
-    """Report that MLflow does not find the run, and return for how many seconds it has not."""
+    """Report that MLflow does not find the run, and return for how many seconds this has been reported."""
     message = f"MLflow run {run_id} cannot be found: the operator checks again before it creates another run"
     return draft.set_since(ConditionType.TRACKED, ConditionReason.RUN_NOT_FOUND, message)
 

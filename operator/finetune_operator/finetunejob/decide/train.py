@@ -96,7 +96,7 @@ def _start(draft: Draft, number: int, state: step_state.Absent) -> None:
     for stale_job in state.children.stale_jobs:
         draft.remove(stale_job)
     for abandoned_job in state.children.abandoned_jobs:
-        # NB: it would stay as long as its lost pods, and a later FineTuneJob of this name needs the names of its attempts.
+        # NB: an abandoned Job stays as long as its lost pods, and a later FineTuneJob of this name needs the Job's name.
         draft.free_name(abandoned_job)
     if state.has_stale_children:
         stale = pod_state.describe_stale(state.children, " of the previous attempt")
@@ -153,7 +153,7 @@ def _follow(draft: Draft, number: int, state: step_state.AtWork) -> None:
         )
     failed_ends = [ended for ended in pod_state.exits(state.pods, gang.CONTAINER) if ended.code]
     if failed_ends or job_condition(state.job, "FailureTarget"):
-        # NB: the Job is marked as failed when its pods have stopped, or the attempt ends when one of them counts as lost.
+        # NB: the attempt ends when all pods have stopped, or one of them counts as lost. Until then, the condition keeps its reason.
         before = draft.condition(ConditionType.TRAINED)
         reason = ConditionReason(before.reason) if before else reason
         message = f"attempt {number} has failed{_describe_rest(state.alive)}"

@@ -82,7 +82,7 @@ def wait_for_lost_version(draft: Draft, kind: ConditionType, reason: ConditionRe
     """Wait for a recorded version that MLflow no longer finds, and fail the job if it does not reappear in time.
 
     Args:
-        kind: the condition that reports the wait, and when it began.
+        kind: the condition that reports the wait and the time at which it began.
         reason: the reason of that condition.
     """
     model, run = draft.status.model or ModelStatus(), draft.status.run_id

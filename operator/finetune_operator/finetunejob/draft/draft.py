@@ -23,7 +23,7 @@ _REAPPLY_HINT = "this job has finished: create a FineTuneJob with another name a
 
 @dataclass
 class Draft(StatusBuilder[FineTuneJobStatus]):
-    """One pass over one job. `status` starts as the current status and becomes the new one."""
+    """One pass over one job. `status` starts as the current status and becomes the new one. `Decision` explains the other fields."""
 
     ftj: FineTuneJob
     observed: Observed

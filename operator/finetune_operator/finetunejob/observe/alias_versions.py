@@ -81,6 +81,7 @@ class AliasVersionReader:
         self, ftj: FineTuneJob, tracking: Tracking, servers: tuple[str, str], model: str
     ) -> RegisteredModel | Problem | None:
         secret = tracking.secret_ref
+        # Without a Secret, jobs of all namespaces share the answer.
         question = _Question(servers, ftj.namespace if secret else None, secret, model)
         return await self._models.answer(question, partial(self._read, ftj, question))
 

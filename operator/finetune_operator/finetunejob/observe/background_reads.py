@@ -24,7 +24,7 @@ _MAX_JOBS = 8192
 
 
 class MaxAge(NamedTuple):
-    """Seconds since the request for which a response is used.
+    """How old a response may be, in seconds since its request.
 
     Attributes:
         fresh: age up to which the server is not asked again.
@@ -204,7 +204,7 @@ class BackgroundReads(Generic[Answer]):
         if running is None or running.task is not asyncio.current_task():
             return
         del self._reads[ftj.uid]
-        # NB: a pass that began before its job was deleted leaves an answer that nobody removes.
+        # NB: a pass that began before its job was deleted leaves an answer that nobody removes, so their number is limited.
         if len(self._outcomes) >= _MAX_JOBS:
             self._outcomes.clear()
         self._outcomes[ftj.uid] = outcome

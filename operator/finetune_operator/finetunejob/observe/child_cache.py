@@ -42,8 +42,8 @@ class ChildCache:
     async def _read_ends(self, ftj: FineTuneJob, jobs: dict[str, Json]) -> None:
         """List the pods of each ended Job whose end is not yet in the status.
 
-        NB: Jobs and pods come from two watches, and the end of a Job may arrive before the ends of its pods. Its result
-        would seem lost, or its failure would have no known cause.
+        NB: Jobs and pods come from two watches, and the end of a Job may arrive before the ends of its pods. Without
+        this read, the Job's result would seem lost, or its failure would have no known cause.
         """
         for name, job in jobs.items():
             if has_ended(job) and _is_unread(ftj, name):

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 # Texts of the API server: of the RBAC authorizer, and of admission for webhooks with side effects.
 _UNCHECKED = re.compile(r'cannot create resource "(pods|localsubjectaccessreviews)"|does not support dry run')
 _QUOTA = re.compile(r"exceeded quota|status unknown for quota")
-# NB: kube-controller-manager creates the default service account of a new namespace only after the namespace.
+# A temporary refusal: kube-controller-manager creates the default service account of a namespace only after the namespace.
 _NO_ACCOUNT = "error looking up service account"
 # Reasons by the HTTP status of a refusal: a policy (403), or an invalid template (400 and 422).
 _REASONS = {
@@ -86,6 +86,7 @@ async def run_dry_runs(kube: Kube, bodies: Sequence[Json]) -> DryRunAnswer:
         try:
             answer = await kube.create(body, dry_run=True)
         except KubeError as error:
+            # 409 is no refusal: the object exists, or a ResourceQuota changed meanwhile.
             if error.status != 409:
                 return replace(_explain_refusal(body, error), component=_component(body))
         else:

@@ -62,7 +62,7 @@ class WorkloadReader:
         self._reads = BackgroundReads[QueueState | None](self.pace, _MAX_AGE, takes_turns=False)
 
     async def read(self, ftj: FineTuneJob, jobs: Mapping[str, Json], now: datetime) -> QueueState | None:
-        """The last state of the newest of the current Jobs in its queue; None if it does not wait, or Kueue cannot be read."""
+        """The last state in its queue of the newest current Job; None if that Job does not wait, or Kueue cannot be read."""
         attempt = ftj.status.attempt or 1
         current = (
             names.evaluate_name(ftj.name),
@@ -89,6 +89,7 @@ class WorkloadReader:
             return QueueState(installed=False) if workloads.status == HTTPStatus.NOT_FOUND else None
         workload = workloads.get(uid)
         if workload is None:
+            # NB: an earlier read, for another job, may have brought the list.
             return QueueState(workload=False, read_at=now - timedelta(seconds=max(read_start - began, 0)))
         positions = await self._positions.answer((namespace, queue), partial(self._pending, namespace, queue))
         return replace(workload.queue_state, position=positions.get(workload.name))

@@ -1,4 +1,4 @@
-"""Reads the uids of namespaces, which tell the runs of this cluster from those of others that log to the same MLflow server."""
+"""Reads the uids of namespaces, which distinguish the runs of clusters that log to the same MLflow server."""
 
 from __future__ import annotations
 

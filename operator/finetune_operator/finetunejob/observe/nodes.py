@@ -36,7 +36,7 @@ class NodeReader:
     """The time at which all nodes were read, and their resources."""
 
     async def read(self, alive: Sequence[Json], gpu_resource: str) -> dict[str, Mapping[str, str]]:
-        """Return the labels of a node with GPU pods, which name the GPU product; empty for pods without GPUs or without a node.
+        """Return the labels of a node with GPU pods, by its name; they name the GPU product. Empty without GPUs or without a node.
 
         Args:
             alive: the pods that have not ended.

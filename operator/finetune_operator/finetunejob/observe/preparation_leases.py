@@ -1,4 +1,4 @@
-"""Reads and takes the Lease of a preparation: of several jobs with the same preparation, its holder runs it."""
+"""Reads and takes the Lease of a preparation: of several jobs with the same preparation, the holder of the Lease runs it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class PreparationLeases:
         except KubeError as error:
             if error.status != 403:
                 raise
-            # NB: an installation may use its own role, written for an earlier release.
+            # NB: an installation may use its own role, written for an earlier release that did not need this permission.
             log.warning(
                 "%s: cannot check whether another job prepares the same data, so this job prepares it: %s",
                 ftj.key,
@@ -80,6 +80,7 @@ class PreparationLeases:
         except KubeError as error:
             if error.status != 409:
                 raise
+            # An interrupted pass of this job may have created the Lease.
             existing = await self.kube.get("Lease", ftj.namespace, name)
             if existing is None or not is_child(existing, ftj):
                 raise KubeError(

@@ -16,6 +16,7 @@ def promoted_aliases(store: Store, settings: Settings, ftj: FineTuneJob) -> dict
     if ftj.spec is None or ftj.spec.register_ is None:
         return {}
     registration, registry = ftj.spec.register_, normalize_address(settings.servers(ftj.spec.tracking)[1])
+    # Unity Catalog ignores the case of names.
     normalize = str.casefold if registry == UNITY_CATALOG else str
     promotions: dict[str, str] = {}
     for (namespace, name), body in sorted(store.of("ModelPromotion").items()):

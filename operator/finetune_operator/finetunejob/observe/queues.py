@@ -1,4 +1,4 @@
-"""Whether a training Job's Kueue queue exists."""
+"""Whether the Kueue queue that a Job names exists."""
 
 from __future__ import annotations
 

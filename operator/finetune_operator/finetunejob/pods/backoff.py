@@ -1,4 +1,4 @@
-"""The delay before restarts without progress that runPolicy.maxRestarts does not limit."""
+"""The delay before a restart that runPolicy.maxRestarts does not limit, if the attempt before it made no progress."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Attempt:
         step: step of the newest checkpoint.
         step_before: step of the newest checkpoint at the previous failure.
         reported_step: the highest step that the training has reported.
-        reported_step_before: the same at the previous failure.
+        reported_step_before: the highest step that had been reported at the previous failure.
     """
 
     seconds: float
@@ -36,7 +36,7 @@ class Attempt:
 
     @property
     def is_fruitful(self) -> bool:
-        """Whether the next attempt may start at once."""
+        """Whether the next attempt may start at once: this one stored a newer checkpoint, or ran for long enough."""
         return _is_later(self.step, self.step_before) or self.seconds >= _PROGRESS_SECONDS
 
     @property
@@ -54,7 +54,7 @@ def _is_later(step: int | None, step_before: int | None) -> bool:
 
 
 def idle_restarts(before: int, attempt: Attempt) -> int:
-    """The number of consecutive restarts without progress, including this one."""
+    """The number of consecutive restarts without progress, including the one after this attempt."""
     return 0 if attempt.is_fruitful else before + 1
 
 
@@ -64,7 +64,7 @@ def wait_seconds(idle: int) -> int:
 
 
 def run_seconds(child: Json, now: datetime) -> float:
-    """Return the duration of a failed Job; 0 if its start time is unknown."""
+    """Return how long a Job ran until it failed, or has run until now; 0 if its start time is unknown."""
     status, failed = child.get("status", {}), job_condition(child, "Failed") or {}
     began = _parse_time(status.get("startTime") or child["metadata"].get("creationTimestamp"))
     ended = _parse_time(failed.get("lastTransitionTime")) or now
@@ -85,7 +85,7 @@ def record_delay(draft: Draft, attempt: Attempt) -> None:
 
 
 def find_idle_seconds(draft: Draft) -> float:
-    """Return the time for which restarts that runPolicy.maxRestarts does not limit have made no progress."""
+    """Return the seconds without progress since the first restart that runPolicy.maxRestarts does not limit; 0 after progress."""
     since = draft.status.no_progress_since
     return (draft.now - since).total_seconds() if since else 0.0
 

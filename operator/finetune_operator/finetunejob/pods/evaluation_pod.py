@@ -1,4 +1,4 @@
-"""The children of an evaluation: ConfigMap with the recipe, and a Job of one pod."""
+"""The children of an evaluation: a ConfigMap with the recipe, and a Job of one pod."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _digest(draft: Draft, version: RegisteredVersion) -> str:
 
 
 def _data(draft: Draft, version: RegisteredVersion) -> Json | str:
-    """Return the identity of the rows: the digest of the preparation, since other tables can have the same rows, or the path of the splits."""
+    """Return what identifies the rows: the preparation's digest, which tables with equal rows share; without it, the data of the recipe."""
     prepared, data = draft.status.data, _build_job_recipe(draft, version).data
     if prepared and prepared.digest:
         return prepared.digest
@@ -98,13 +98,14 @@ def _data(draft: Draft, version: RegisteredVersion) -> Json | str:
 
 
 def _image(draft: Draft) -> str:
+    """Return the first image that is set: of spec.pods.evaluate, for a custom command of spec.pods.train, else the built-in one."""
     evaluation = evaluation_of(draft)
     training_image = draft.spec.pods.train.image if evaluation.command else None
     return draft.spec.pods.evaluate.image or training_image or _built_in_image(draft)
 
 
 def _built_in_image(draft: Draft) -> str:
-    """Return an image with finetune-evaluate: the training image, unless it was built for a custom command."""
+    """Return an image with finetune-evaluate: the training image, or the product's image if a custom command trains."""
     trained_with = None if draft.spec.trainer.command else draft.spec.pods.train.image
     return trained_with or draft.settings.trainer_image
 
@@ -135,6 +136,7 @@ def _build_pod(draft: Draft, uri: str) -> Json:
     return _add_model(draft, pod, uri) if evaluation.command else pod
 
 
+# The variables by which a custom command finds the model and the file for its metrics.
 _PATHS: list[Json] = [
     {"name": contract.ENV_MODEL_PATH, "value": contract.MODEL_PATH},
     {"name": contract.ENV_METRICS_PATH, "value": contract.TERMINATION_PATH},

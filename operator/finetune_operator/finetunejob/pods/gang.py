@@ -63,7 +63,7 @@ def _build_service(draft: Draft) -> Json:
 
 
 def build_prepared_recipe(draft: Draft) -> JobRecipe:
-    """The recipe after the preparation: `data` names the output of the preparation and the columns that it detected."""
+    """The recipe after the preparation: `data` names the output and, if the spec names no columns, the detected columns."""
     ftj, data = draft.ftj, draft.status.data
     content = JobRecipe.of(ftj.reference, draft.spec)
     if data is None or data.path is None or content.data is None:
@@ -92,7 +92,7 @@ def build_recipe(draft: Draft) -> Json:
 
 
 def _set_resumed_checkpoint(draft: Draft, content: JobRecipe) -> JobRecipe:
-    """The recipe with checkpoint.resumeFrom as the URI that the status records."""
+    """The recipe with checkpoint.resumeFrom replaced by the URI in the status."""
     resumed_from = draft.status.resumed_from
     if content.checkpoint is None or resumed_from is None:
         return content
@@ -102,7 +102,7 @@ def _set_resumed_checkpoint(draft: Draft, content: JobRecipe) -> JobRecipe:
 
 
 def build_job(draft: Draft, attempt: int) -> Json:
-    """The Indexed Job of one attempt: all its pods, or none; or one pod that tries first, if a server was away."""
+    """The Indexed Job of one attempt. If one pod fails, all end. If a server was away in the previous attempt, one pod tries first."""
     ftj, spec = draft.ftj, draft.spec
     name = names.train_name(ftj.name, attempt)
     nodes = spec.distributed.nodes
@@ -133,6 +133,7 @@ def failure_rules(fatal: list[int]) -> list[Json]:
         return {"action": "FailJob", "onExitCodes": rule}
 
     disruption = {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
+    # If the user lists EXIT_PREEMPTED as fatal, only the rule of the fatal codes has it.
     preempted = [] if contract.EXIT_PREEMPTED in fatal else [contract.EXIT_PREEMPTED]
     code_sets = (preempted, fatal)
     return [disruption, *(on_exit_codes(codes) for codes in code_sets if codes)]
@@ -194,7 +195,7 @@ def _spread(draft: Draft, attempt: int) -> Json:
 
 
 def _mount_code(draft: Draft) -> Json | None:
-    """The template of spec.pods.train with trainer.code mounted. A volume with the same name in it replaces the emptyDir."""
+    """The template of spec.pods.train with trainer.code mounted. A volume of that name in the template replaces the emptyDir."""
     code, user = draft.spec.trainer.code, draft.spec.pods.train.template
     if code is None:
         return user

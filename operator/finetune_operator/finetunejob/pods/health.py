@@ -17,25 +17,27 @@ from finetune_operator.finetunejob.pods import pod_state
 
 _PULL_REASONS = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"})
 _CONFIG_REASONS = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
-# Events of cluster-autoscaler and of Karpenter: a node is being added for this pod; no node will be.
+# Events of cluster-autoscaler and of Karpenter: a node is being added for the pod.
 _NODE_COMES = frozenset({"TriggeredScaleUp", "Nominated"})
+# Event of cluster-autoscaler: no node will be added for the pod.
 _NO_NODE_COMES = frozenset({"NotTriggerScaleUp"})
-# Events of the kubelet and of the attach-detach controller: a volume is missing; the pod has no network.
+# Events of the kubelet and of the attach-detach controller: a volume is missing.
 _VOLUME_FAILED = frozenset({"FailedMount", "FailedAttachVolume", "FailedMapVolume"})
+# Event of the kubelet: the pod has no sandbox, and so no network.
 _SANDBOX_FAILED = frozenset({"FailedCreatePodSandBox"})
-# NB: each sandbox has a new id, and each change of the message writes the status.
+# Removed from messages: each sandbox has a new id, and each change of a message writes the status.
 _SANDBOX_ID = re.compile(r' "?[0-9a-f]{64}"?')
-# What the attach-detach controller says of a ReadWriteOnce volume that another node has.
+# In the message of the attach-detach controller: a ReadWriteOnce volume is still attached to another node.
 _STILL_ATTACHED = "Multi-Attach error"
-# Events of containers that start, so the pod has its volumes and its network.
+# Events of containers that start. By then, their pod has its volumes and its network.
 _CONTAINER_EVENTS = frozenset({"Pulling", "Pulled", "Created", "Started"})
 # How long an autoscaler may take to notice a pod. Until then, a pod without a node is not blocked.
 _AUTOSCALER_TIMEOUT = timedelta(seconds=20)
-# How long it may take to add a node. cluster-autoscaler and Karpenter give up after the same time.
+# How long an autoscaler may take to add a node. cluster-autoscaler and Karpenter give up after the same time.
 _NODE_TIMEOUT = timedelta(minutes=15)
 
 
-# What keeps a child from being created.
+# Reasons of PodsHealthy for a child that could not be created.
 _REFUSALS = frozenset(
     {ConditionReason.NAME_TAKEN, ConditionReason.POD_REJECTED, ConditionReason.POD_TEMPLATE_INVALID}
 )
@@ -125,7 +127,7 @@ def _find_pod_blockages(
 ) -> list[Blockage]:
     """The blockages of pods.
 
-    NB: Events are read for only a few pods without a node, and stand for the others, since the pods of a gang are alike.
+    NB: Events are read for only a few of the pods without a node, and apply to the others too: the pods of a gang are alike.
     """
     pods_with_events = [
         pod for pod in alive if unschedulable_condition(pod) and pod["metadata"]["name"] in events
@@ -181,6 +183,7 @@ def _explain_missing_node(
         look = f"check kubectl get pvc -n {pod['metadata']['namespace']}"
         return Blockage(ConditionReason.VOLUME_NOT_READY, f"pod {name} waits for a volume: {message}: {look}")
     since = unscheduled.get("lastTransitionTime")
+    # An autoscaler may not have noticed the pod yet.
     if since and now - datetime.fromisoformat(since) < _AUTOSCALER_TIMEOUT:
         return None
     declined = f"; {last.message}" if last and last.reason in _NO_NODE_COMES else ""

@@ -1,7 +1,7 @@
 """Installs the packages of `trainer.dependencies`, and runs a command that finds them. The pods run this file unchanged.
 
 It runs with the Python of any image, 3.8 or later, and uses only the standard library. Packages of the image are treated as installed.
-Missing packages are installed into a virtual environment on a volume, which takes precedence over the image's packages.
+Missing packages are installed into a virtual environment on a volume. They take precedence over the image's packages.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ INSTALL, RUN = "install", "run"
 FOLDER = Path(os.environ.get("FINETUNE_DEPENDENCIES_PATH", "/var/run/finetune/dependencies"))
 TERMINATION = Path(os.environ.get("FINETUNE_TERMINATION_PATH", "/dev/termination-log"))
 REASON = "DependenciesFailed"
-# Exit codes: no other attempt can succeed; a server did not answer, or refused the login; another attempt may succeed.
+# Exit codes. NEVER: no other attempt can succeed. UNAVAILABLE: a server did not answer, or refused the login. AGAIN: another attempt
+# may succeed.
 NEVER, UNAVAILABLE, AGAIN = 64, 69, 1
 _VERSION = f"{sys.version_info[0]}.{sys.version_info[1]}"
-# Settings of pip that would install the packages elsewhere.
+# Settings of pip that would install the packages elsewhere. They are removed from its environment.
 _ELSEWHERE = ("PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_USER")
 # git's messages about a server that may answer later. NB: the trainer's checkout has a copy, since it cannot import this file.
 _AWAY = (
@@ -33,11 +34,13 @@ _AWAY = (
     r"Broken pipe|Resolving timed out|CONNECT aborted|"
     r"error: (?:408|429|5\d\d)\b|HTTP (?:429|5\d\d)\b|(?:response|HTTP code) 5\d\d\b"
 )
-# Patterns of pip's log: the time before each line; the start of a build, and its failure; a package that was found.
+# The time before each line of pip's log.
 _TIME = re.compile(r"^\d{4}-\S+ ")
-# NB: pip also runs git and itself; these commands are not builds.
+# A line at which a build starts. NB: pip also runs git and itself; these commands are not builds.
 _BUILD_BEGINS = re.compile(r"\s*Running command (?!git |.*install(?:ing)? \w+ dependencies)")
+# The line at which a build has failed.
 _BUILD_FAILED = re.compile(r"ERROR: .+ exited with -?\d+$")
+# A line about a package that pip found.
 _FOUND = re.compile(r"\s*(?:Collecting|Downloading|Processing) ")
 # Lines after which pip tries again, or tries another index.
 _NOT_THE_END = re.compile(
@@ -45,6 +48,7 @@ _NOT_THE_END = re.compile(
 )
 # An error that pip did not expect: a traceback follows.
 _UNEXPECTED = "ERROR: Exception:"
+# Removed from quoted lines: the prefix of an error, and the login in an address.
 _PREFIX = re.compile("^(?:ERROR: |\N{MULTIPLICATION SIGN} |╰─> )")
 _PASSWORD = re.compile(r"//[^/@\s]*@")
 _MAX_MESSAGE_CHARS = 400
@@ -55,13 +59,14 @@ _NO_SPACE = (
     AGAIN,
     "the node has no disk space left for the packages: use a node with more ephemeral storage",
 )
-# NB: the container that installs has the limits of the container trainer.
+# NB: the container that installs copies the limits of the container trainer, which templates call main.
 _KILLED = (
     r"Killed signal terminated program|unable to execute command: Killed|signal: 9, SIGKILL|exited with -9$",
     AGAIN,
     "a build was killed: raise the memory limit of the container main in spec.pods.train.template",
 )
-# For the output of a build: the pattern of a line; the exit code; what to do. Other lines of a build say nothing about an index.
+# For the output of a build: the pattern of a line; the exit code; what to do. Such output says nothing about an index, so _MEANINGS
+# does not apply to it.
 _MEANINGS_OF_BUILDS = (
     _NO_SPACE,
     _KILLED,
@@ -72,7 +77,7 @@ _MEANINGS_OF_BUILDS = (
     ),
 )
 # For the output of pip or git, in the same form. The first pattern that matches applies.
-# NB: if an index does not answer, pip ends with "No matching distribution", so the servers come before it.
+# NB: if an index does not answer, pip ends with "No matching distribution", so the patterns about servers come before that one.
 _MEANINGS = (
     (
         r"No module named pip$",
@@ -99,7 +104,8 @@ _MEANINGS = (
         UNAVAILABLE,
         "a server does not respond: check PIP_INDEX_URL and the addresses in the requirements, and whether the pods can reach them",
     ),
-    # NB: pip shows a login as me:****@. Without a login, some indexes also refuse packages that they do not have.
+    # NB: pip shows a login as me:****@. Without a login in the address, a refusal does not mean wrong credentials: some indexes also
+    # refuse packages that they do not have.
     (
         r"https?://[^/@\s]+@\S+: 40[13] Client Error|HTTP error 401 |fatal: Authentication failed",
         UNAVAILABLE,
@@ -111,7 +117,7 @@ _MEANINGS = (
         AGAIN,
         "a package or repository does not exist, or requires credentials: correct the requirement, or configure credentials for pip or git",
     ),
-    # A mirror may be behind.
+    # Another attempt may succeed, since a mirror may be behind.
     (
         r"HTTP error (?:404|410) while getting \S+(?:\.metadata| \(from )|Wheel \S+ located at .* is invalid|DO NOT MATCH THE HASHES",
         AGAIN,
@@ -157,7 +163,7 @@ _MEANINGS = (
 
 
 class Failure(Exception):  # noqa: N818 - an outcome of the pod
-    """Explain in one sentence why the packages cannot be installed; return it with the exit code."""
+    """The reason why the packages cannot be installed, in one sentence, and the exit code."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
@@ -175,7 +181,7 @@ def install(requirements: list[str], folder: Path = FOLDER) -> None:
             NEVER,
             "the Python of the image cannot create a virtual environment: use an image whose Python has the module venv",
         )
-    # NB: --system-site-packages shows no packages of an image whose Python is in a virtual environment itself.
+    # NB: image.pth instead of --system-site-packages, which shows no packages if the image's Python is itself in a virtual environment.
     paths = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
     lines = "".join(f"import site; site.addsitedir({path!r})\n" for path in paths)
     (_packages(folder) / "image.pth").write_text(lines, encoding="utf-8")
@@ -199,7 +205,7 @@ def install(requirements: list[str], folder: Path = FOLDER) -> None:
 
 
 def _torch_constraint(requirements: list[str]) -> str:
-    """A constraint to the image's torch, which fits the driver and other packages; empty without one, or if a requirement names torch."""
+    """A constraint that keeps the image's torch, which fits the driver and other packages; empty if there is none, or a requirement names it."""
     names = {re.split(r"[^A-Za-z0-9._-]", item.strip(), maxsplit=1)[0].lower() for item in requirements}
     try:
         return "" if "torch" in names else f"torch=={metadata.version('torch')}\n"
@@ -208,7 +214,7 @@ def _torch_constraint(requirements: list[str]) -> str:
 
 
 def find_last_lines(log: str) -> list[str]:
-    """Return the lines of pip's log after the last package that it found, which have the reason of the failure."""
+    """Return the lines of pip's log with the reason of the failure: those after the last found package, without retries."""
     lines = [line for entry in log.splitlines() if (line := _TIME.sub("", entry).rstrip())]
     found_packages = [number for number, line in enumerate(lines) if _FOUND.match(line)]
     return [
@@ -219,20 +225,21 @@ def find_last_lines(log: str) -> list[str]:
 
 
 def explain_failure(last_lines: Sequence[str], output: Sequence[str] = ()) -> Failure:
-    """The failure that the last lines of pip's log describe, or else its output."""
+    """The failure that the last lines of pip's log describe; if no pattern matches, the last error in pip's output."""
     words = find_words_of_build(last_lines)
     other_lines = [line for line in last_lines if line not in words]
     for meanings, lines in ((_MEANINGS_OF_BUILDS, words), (_MEANINGS, other_lines)):
         for pattern, code, advice in meanings:
             for line in lines:
                 if re.search(pattern, line):
+                    # A line about a failed build names no cause; the last line of the build's output does.
                     quoted = words[-1] if words and advice is _UNBUILT else line
                     return Failure(code, f"{advice} ({_shorten(quoted)})")
     return Failure(AGAIN, f"pip failed: {_shorten(_last_words(output or last_lines))}")
 
 
 def find_words_of_build(lines: Sequence[str]) -> list[str]:
-    """The output of the build that failed; empty without one."""
+    """The output of the build that failed; empty if none did."""
     end = next((number for number, line in enumerate(lines) if _BUILD_FAILED.search(line)), 0)
     begins = [number for number, line in enumerate(lines[:end]) if _BUILD_BEGINS.match(line)]
     return [*lines[begins[-1] + 1 : end]] if begins else []
@@ -254,7 +261,7 @@ def _shorten(text: str) -> str:
 def run(command: list[str], folder: Path = FOLDER) -> None:
     """Replace this process with the command, with the environment's programs first on PATH and its packages on PYTHONPATH.
 
-    PYTHONPATH is for programs of the image, such as torchrun: their Python is not that of the environment.
+    PYTHONPATH is for programs of the image, such as torchrun, which run with the image's Python, not the environment's.
     """
     _put_first("PATH", folder / "bin", os.defpath)
     _put_first("PYTHONPATH", _packages(folder), "")

@@ -1,7 +1,8 @@
 """After an attempt of the built-in loop that ran out of memory, the next one uses less.
 
-A rank first passes fewer sequences at a time, over more passes, so that a step keeps its sequences and the run its steps. Then it
-recomputes activations. On a GPU, host memory is used by the copy of an asynchronous checkpoint, so that is given up instead.
+First, a rank splits a step into more passes of fewer sequences each: the sequences of a step, and the steps of the run, stay the same.
+Next, it recomputes activations. If a training on GPUs runs out of host memory instead, it saves checkpoints synchronously: an
+asynchronous checkpoint needs a copy in host memory.
 """
 
 from __future__ import annotations
@@ -36,8 +37,9 @@ def find_reduction(draft: Draft, failure: LastFailure) -> ReducedMemory | None:
 def _reduce_training(spec: FineTuneJobSpec, reduced: ReducedMemory) -> ReducedMemory | None:
     training = apply_to_training(spec.training, reduced)
     batch_size = training.per_device_batch_size
-    # NB: KTO estimates a divergence from the sequences of one pass.
+    # NB: KTO estimates a divergence from the sequences of one pass, so their number must not change.
     if batch_size > 1 and spec.objective.type != "KTO":
+        # The smallest divisor, so that batch size times accumulation stays the same.
         divisor = next(number for number in range(2, batch_size + 1) if batch_size % number == 0)
         smaller_size, eval_size = batch_size // divisor, training.per_device_eval_batch_size
         return reduced.model_copy(
@@ -59,7 +61,7 @@ def _reduce_checkpoints(checkpoint: Checkpoint | None, reduced: ReducedMemory) -
 
 
 def apply_to_training(training: Training, reduced: ReducedMemory) -> Training:
-    """The hyperparameters with the settings that use less memory."""
+    """The hyperparameters with the settings that use less memory. The mode of checkpoints is not one of them."""
     fields = type(training).model_fields
     return training.model_copy(
         update={name: value for name, value in reduced if value is not None and name in fields}

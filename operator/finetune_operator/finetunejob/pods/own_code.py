@@ -38,7 +38,7 @@ _REASONS = {
 
 
 def mistakes(trainer: Trainer) -> Iterator[str]:
-    """Yield the mistakes in requirements and in the address of the code that the schema cannot check."""
+    """Yield the mistakes that the schema cannot detect, in requirements and in the address of the code."""
     if trainer.code and trainer.code.git and not _is_address(trainer.code.git.url):
         yield f"spec.trainer.code.git.url {trainer.code.git.url} is not a valid address"
     for text in trainer.dependencies:
@@ -86,7 +86,7 @@ def find_failed_step(
 ) -> ConditionReason | None:
     """The reason for the init container of the operator that failed; None if the attempt failed for another cause.
 
-    Its exit code is 64 if no attempt can succeed, and 69 if a server did not answer or refused the login.
+    The container's exit code is 64 if no attempt can succeed, and 69 if a server did not answer or refused the login.
 
     Args:
         ends: how the pods of the attempt ended.
@@ -124,7 +124,7 @@ def _build_checkout(draft: Draft, code: Code, pod: Json) -> Json:
 
 
 def _add_dependencies(pod: Json, requirements: Sequence[str]) -> Json:
-    """Add an init container that installs the packages, and have the command find them.
+    """Add an init container that installs the packages, and start the command so that it finds them.
 
     A volume with the same name in the pod template replaces the emptyDir.
     """

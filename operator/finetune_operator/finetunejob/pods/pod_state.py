@@ -26,6 +26,7 @@ _NODE_LOST = "NodeLost"
 # The reason of the condition DisruptionTarget of a pod whose node was deleted (pkg/controller/podgc, 1.37).
 _NODE_DELETED = "DeletionByPodGC"
 
+# The main containers of the operator's pods; the pods of Spark's executors have none of them.
 _MAIN = (names.PREP_CONTAINER, names.TRAINER_CONTAINER, names.EVALUATE_CONTAINER)
 # By main container: the init containers of the operator that have its limits.
 _INIT_CONTAINERS_OF = {
@@ -79,10 +80,10 @@ def _node(pod: Json) -> str | None:
 
 
 def describe_lost_pod(pod: Json) -> str:
-    """Where a lost pod is, and when it goes.
+    """Describe where a lost pod is, and when Kubernetes deletes it.
 
-    NB: the operator does not delete lost pods with force. Once it is certain that a pod no longer runs, Kubernetes does: the pod
-    garbage collector deletes the pods of a node that no longer exists or has the taint out-of-service (pkg/controller/podgc, 1.37).
+    NB: the operator does not force the deletion. Kubernetes does, once a pod certainly no longer runs: the pod garbage collector
+    deletes the pods of a node that no longer exists or has the taint out-of-service (pkg/controller/podgc, 1.37).
     """
     name, node = pod["metadata"]["name"], _node(pod)
     why = (
@@ -95,7 +96,7 @@ def describe_lost_pod(pod: Json) -> str:
 
 
 def describe_stale(component: children.ComponentChildren, owner: str = "") -> str:
-    """Describe the pods that an attempt waits for, or the Job if it has no pods; for use after "waits for".
+    """Describe what an attempt waits for, to follow "waits for": stale pods or, without any, the first stale Job.
 
     Args:
         owner: the attempt that the pods belong to, for example " of the previous attempt".
@@ -123,9 +124,9 @@ def is_ready(pod: Json) -> bool:
 
 
 def _containers_succeeded(status: Json) -> bool:
-    """Whether the main container exited with 0; in a pod without one of ours, whether all containers did.
+    """Whether the main container exited with 0; in a pod without one in _MAIN, whether all containers did.
 
-    The kubelet reports that shortly before the phase Succeeded, or long before it if another container keeps running.
+    The kubelet reports these exits shortly before the phase Succeeded, or long before if another container keeps running.
     """
     statuses = status.get("containerStatuses") or []
     main = [item for item in statuses if item["name"] in _MAIN]
@@ -164,7 +165,7 @@ def _exit(pod: Json, container: str) -> Exit | None:
             is_outlived=name == container and _is_outlived(status, failed=bool(terminated.get("exitCode"))),
         )
     if status.get("phase") == "Failed":
-        # No container terminated: the node rejected or evicted the pod, or no longer exists.
+        # No container terminated: the node rejected or evicted the pod, or no longer exists. 137, as after SIGKILL, stands for the code.
         return Exit(
             pod=pod["metadata"]["name"],
             container=None,
@@ -192,7 +193,7 @@ def find_deletion_request_time(pod: Json) -> datetime | None:
 def find_deleted_pod(ends: Sequence[Exit]) -> Exit | None:
     """The pod that somebody deleted while all main containers ran; None if there is none, or if it was evicted or preempted.
 
-    NB: once a container has ended, the Job controller deletes the pods of the other ones.
+    NB: once a container has ended, the Job controller deletes the other pods, so a later deletion is not the cause.
     """
     first = min((datetime.fromisoformat(item.finished_at) for item in ends if item.finished_at), default=None)
     for item in ends:
@@ -255,8 +256,9 @@ def first_failure(
 ) -> LastFailure | None:
     """The failure that ended an attempt.
 
-    When one rank fails, the others lose their connections and fail too, often within the same second. So a pod that
-    reports its own error takes precedence over one that only lost its peers. Of several equal ones, the earliest counts.
+    When one rank fails, the others lose their connections and fail too, often within the same second. So pods
+    that report their own error come first, then pods that report nothing, then pods that report the loss of their peers. Among equals,
+    the earliest counts.
 
     Args:
         use_less: how the container can use less memory, as a part of a sentence; empty if unknown.
@@ -273,7 +275,7 @@ def first_failure(
 def has_crashed(ends: Iterable[Exit], lost_pods: Iterable[Json]) -> bool:
     """Whether a rank failed for a reason other than a signal or the loss of its peers.
 
-    While a node is not ready, a command that ends without a message may have ended because its peers on that node no longer respond.
+    While a node is not ready, an end without a message does not count: the peers on that node may no longer respond.
     """
     failed = [item for item in ends if item.code not in (0, contract.EXIT_PREEMPTED)]
     if any(_has_own_error(item) or item.reason == "OOMKilled" for item in failed):
@@ -307,6 +309,7 @@ def find_loss(
 def _failure(cause: Exit, container: str, attempt: int, ranks_per_node: int, use_less: str) -> LastFailure:
     error = cause.message.error if cause.message else None
     rank = error.rank if error and error.rank is not None else None
+    # With one rank per node, the rank is the node rank.
     if rank is None and cause.node_rank is not None and ranks_per_node == 1:
         rank = cause.node_rank
     return LastFailure(

@@ -18,8 +18,8 @@ from finetune_operator.template_merge import merge
 def begins_with_one_pod(draft: Draft, attempt: int) -> bool:
     """Whether the previous attempt ended because a server was away, and this one begins with one pod.
 
-    NB: not in a queue: Kueue admits a Job again when its parallelism changes. Not with another scheduler: it may place all pods of a
-    gang or none.
+    NB: never in a queue, since Kueue would admit the Job a second time when its parallelism changes; and never with another scheduler,
+    which may place all pods of a gang or none.
     """
     failure, trainer = draft.status.last_failure, draft.spec.trainer
     pod_spec = (draft.spec.pods.train.template or {}).get("spec") or {}
@@ -47,8 +47,8 @@ def begin_with_one_pod(job: Json) -> Json:
 def has_begun_with_one_pod(job: Json) -> bool:
     """Whether the Job of an attempt began with one pod.
 
-    The time limit of the rendezvous starts with the first pod, and may end before the others have a node and their packages. So the end
-    of such an attempt does not count as a restart. The attempt after it begins with all pods, unless a server is away again.
+    The time limit of the rendezvous starts with the first pod, and may end before the others have a node and their packages. So the
+    failure of such an attempt does not count as a restart. The attempt after it begins with all pods, unless a server is away again.
     """
     return names.ANNOTATION_PROBE in (job["metadata"].get("annotations") or {})
 

@@ -17,7 +17,7 @@ _REASONS = (ConditionReason.QUEUED, ConditionReason.QUEUE_INADMISSIBLE)
 _INADMISSIBLE = {"Inadmissible", "Misconfigured", "Suspended"}
 # How long Kueue may take to make a Workload.
 _WORKLOAD_TIMEOUT = timedelta(seconds=30)
-# Positions up to this one are exact.
+# The last position that messages show exactly.
 _MAX_EXACT_POSITION = 10
 
 
@@ -46,9 +46,9 @@ def is_queued(child: Json) -> bool:
 
 
 def enqueue(draft: Draft, job: Json) -> Json:
-    """The Job, suspended in the queue of the FineTuneJob, if it names one.
+    """The Job; if the FineTuneJob names a queue, suspended in that queue.
 
-    Kueue starts it by removing `suspend`: the Job is created once and never applied again.
+    Kueue starts the Job by removing `suspend`. To apply the Job again would suspend it, so it is only created.
     """
     queue = draft.spec.run_policy.queue_name
     if not queue:
@@ -90,7 +90,7 @@ def _explain_wait(draft: Draft, what: str, child: Json) -> tuple[ConditionReason
 
 
 def _find_problem(queue_state: QueueState | None, look: str, without: str, due: datetime) -> str | None:
-    """Explain why Kueue can never admit the Job, with the remedy; None if the Job only waits for its turn.
+    """Explain why Kueue does not admit the Job, with the remedy; None if the Job only waits for its turn, or nothing is known.
 
     Args:
         look: the command that shows the queue, as a part of a sentence.

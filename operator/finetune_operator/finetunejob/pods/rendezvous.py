@@ -20,6 +20,7 @@ def rendezvous_env(ftj: FineTuneJob, attempt: int, distributed: Distributed) -> 
     """
     address = f"{names.train_name(ftj.name, attempt)}-0.{names.service_name(ftj.name)}"
     nodes, ranks = distributed.nodes, distributed.ranks_per_node
+    # torchrun reads PET_*; the other variables are for users' scripts.
     values = {
         "PET_NNODES": nodes,
         "PET_NPROC_PER_NODE": ranks,

@@ -14,7 +14,7 @@ from finetune_operator.finetunejob.children import classify_children, has_ended,
 from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.finetunejob.pods import pod_state
 
-# The ranks of a gang end within seconds of each other. The first rank to end is not always the cause.
+# How long a failure waits for the other ranks: they end within seconds of each other, and the first to end is not always the cause.
 _PEERS_TIMEOUT = timedelta(seconds=30)
 
 
@@ -40,8 +40,8 @@ def _has_succeeded(job_pods: Sequence[Json], container: str, *, nodes: int) -> b
 def find_failure(job: Json, job_pods: Sequence[Json], container: str, now: datetime) -> Json | None:
     """Return the condition Failed of a Job; None if it has not failed.
 
-    The condition is empty if a main container has failed and another one keeps the Job running. NB: call `has_completed` first: a Job
-    whose main containers have succeeded still fails if another container does.
+    The condition is empty if a main container has failed while a container beside it keeps the Job running. NB: call
+    `has_completed` first: a Job whose main containers have succeeded still fails if a container beside them fails.
     """
     failed = job_condition(job, "Failed")
     if failed is None and _has_failed(job_pods, container, now):
@@ -50,7 +50,7 @@ def find_failure(job: Json, job_pods: Sequence[Json], container: str, now: datet
 
 
 def _has_failed(job_pods: Sequence[Json], container: str, now: datetime) -> bool:
-    """Whether a main container has failed, which the phase of its pod does not show, and the others have had time to end."""
+    """Whether a main container has failed, which the phase of its pod does not show, and the other ranks have had time to end."""
     failed = [ended for ended in find_outlived(job_pods, container) if ended.code]
     if not failed:
         return False

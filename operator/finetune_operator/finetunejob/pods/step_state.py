@@ -86,9 +86,9 @@ class _AtWork(_WithJob):
 
     Attributes:
         alive: the pods that have not ended, including those that the main container created.
-        ready: how many of its pods are ready.
+        ready: how many of `pods` are ready.
         blockage: what keeps a pod from running; None if nothing is known.
-        failure: how the last pod that the Job replaced failed; None without one.
+        failure: how the last pod that the Job replaced failed; None if it has replaced none.
     """
 
     alive: list[Json]
@@ -133,7 +133,7 @@ class NodeLost(_WithJob):
     """A pod is lost with its node, so the Job cannot end.
 
     Attributes:
-        failure: the pod, and its node.
+        failure: names the pod and its node.
     """
 
     failure: LastFailure
@@ -145,8 +145,8 @@ class Failed(_WithJob):
 
     Attributes:
         ends: how the main containers ended, the earliest first.
-        condition: the condition Failed of the Job; empty where the Job has not failed.
-        failure: the failure that ended it; None where the pods that would report it no longer exist.
+        condition: the condition Failed of the Job; empty if the Job has not failed.
+        failure: the failure that ended the Job; None if the pods that would report it no longer exist.
     """
 
     ends: list[pod_state.Exit]
@@ -175,7 +175,7 @@ def classify_step(draft: Draft, step: Step) -> StepState:
         return Failed(job, pods, ends, condition, _find_failure(pods, step))
     loss = pod_state.find_loss(pods, draft.now, attempt=step.attempt, ranks_per_node=step.ranks_per_node)
     if loss:
-        # NB: a gang that has crashed would crash again elsewhere. The Jobs of other steps retry by themselves after a crash.
+        # NB: a gang that has crashed would crash again elsewhere, so this is no mere loss. Other steps' Jobs retry a crash themselves.
         lost_pods = [pod for pod in pods if is_lost(pod, draft.now)]
         has_crashed = step.is_gang and pod_state.has_crashed(ends, lost_pods)
         return (
@@ -183,6 +183,7 @@ def classify_step(draft: Draft, step: Step) -> StepState:
             if has_crashed
             else NodeLost(job, pods, loss)
         )
+    # A Job that is suspended while it runs still has pods, which stop: it is not queued yet.
     if queueing.is_queued(job) and not pod_state.alive(pods):
         return Queued(job, pods)
     return _classify_pods(draft, step, job, pods)
@@ -242,7 +243,7 @@ def _requeue_at_loss(draft: Draft, alive: list[Json]) -> None:
 
 
 def explain_failure(state: Failed, step: Step, reason: ConditionReason) -> tuple[ConditionReason, str]:
-    """The reason of a failed step whose Job replaces pods, and the end of a sentence about it.
+    """The reason for the failure of a step other than training, and the end of a sentence about it.
 
     Args:
         reason: the reason for exit codes that have no reason of their own.

@@ -20,7 +20,7 @@ _GRACE_SECONDS = 120
 # Retries after failures that neither the recipe nor the data caused, such as a crash of the JVM or an unreachable MLflow.
 _BACKOFF_LIMIT = 2
 _TMP = "/tmp"  # noqa: S108
-# The Hub's client in a user's script uses the cache too.
+# So that the Hub's client in a user's script uses the cache too.
 _HUB_IN_CACHE = (
     {"name": "HF_HUB_CACHE", "value": f"{contract.MODEL_CACHE_PATH}/{contract.MODEL_CACHE_HUB}"},
 )
@@ -242,7 +242,7 @@ def init_container_fields(pod: Json, container: str, *, is_product_image: bool) 
 
 
 def _is_image_specific(variable: Any) -> bool:
-    # NB: the API server has not validated the variables yet. It rejects a variable without a name.
+    # NB: the API server has not validated the variables yet, and will reject one without a name.
     name = variable.get("name") if isinstance(variable, dict) else None
     return isinstance(name, str) and _IMAGE_SPECIFIC_ENV.fullmatch(name) is not None
 

@@ -14,11 +14,11 @@ _EVICTS = "NoExecute"
 def limit_wait_for_node(pod: Json, seconds: int) -> Json:
     """The pod with a toleration for each taint of a node that is not ready, unless the pod tolerates that taint already.
 
-    NB: without them, the admission plugin DefaultTolerationSeconds adds its own of 300 s.
+    NB: without these tolerations, the admission plugin DefaultTolerationSeconds adds its own of 300 s.
     """
     existing: Any = pod["spec"].get("tolerations", [])
     if not isinstance(existing, list):
-        # NB: the API server has not validated the template. It rejects this one.
+        # NB: the API server has not validated the template yet, and will reject this one.
         return pod
     added = [
         {"key": taint, "operator": "Exists", "effect": _EVICTS, "tolerationSeconds": seconds}
@@ -29,7 +29,7 @@ def limit_wait_for_node(pod: Json, seconds: int) -> Json:
 
 
 def _tolerates(toleration: Any, taint: str) -> bool:
-    """Whether a toleration applies to a taint that evicts. One without a key applies to all taints, and so does one without an effect."""
+    """Whether a toleration applies to a taint that evicts. Without a key, it applies to all keys; without an effect, to all effects."""
     if not isinstance(toleration, dict):
         return False
     return toleration.get("key") in (None, "", taint) and toleration.get("effect") in (None, "", _EVICTS)

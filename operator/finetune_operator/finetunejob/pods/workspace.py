@@ -12,6 +12,7 @@ from finetune_crds.finetunejob import FineTuneJobSpec
 from finetune_operator.policy.unity_catalog import find_wrong_tags
 from finetune_operator.settings import DATABRICKS, UNITY_CATALOG, Settings
 
+# catalog.schema.name
 _LEVELS = re.compile(r"[^./ ]+\.[^./ ]+\.[^./ ]+")
 _VOLUMES = "/Volumes/"
 _IN_WORKSPACE = (_VOLUMES, "dbfs:/", "/dbfs/")

@@ -1,7 +1,7 @@
 """The protocol of a backend: one way to run a preparation, which data.prepare.spark.mode selects.
 
-A backend is pure, like the policies that call it: it reads the job and what was observed, and writes to the draft. Methods that it does
-not define have defaults here. A new backend is a module of its own, a line in `backends.BACKENDS`, and a mode in the API.
+A backend is pure, like the policies that call it: it reads the job and what was observed, and writes to the draft. Methods that a
+backend does not define have defaults here. A new backend is a module of its own, a line in `backends.BACKENDS`, and a mode in the API.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ class Backend(Protocol):
     """
 
     modes: ClassVar[tuple[str, ...]]
-    """The values of data.prepare.spark.mode that it runs."""
+    """The values of data.prepare.spark.mode that the backend runs."""
     custom_kind: ClassVar[CustomKind | None] = None
-    """The kind of its children in addition to Job, Service and ConfigMap."""
+    """The kind of the backend's children in addition to Job, Service and ConfigMap."""
 
     # Acceptance
 
     def find_mistakes(self, spec: FineTuneJobSpec, settings: Settings) -> Iterable[str]:
-        """Return the mistakes in immutable fields, including the defaults of the chart."""
+        """Return the mistakes in immutable fields. The spec includes the defaults of the chart."""
         return ()
 
     def find_pod_mistakes(self, spec: FineTuneJobSpec) -> Iterable[str]:
@@ -91,7 +91,7 @@ class Backend(Protocol):
     def stop(self, draft: Draft) -> str | None:
         """Stop what runs outside of Jobs, for a job that is suspended or has finished.
 
-        Returns what to wait for; None when everything has stopped. It reads the status alone, since the spec may be unreadable.
+        Returns what to wait for; None when everything has stopped. It does not read the spec, which may be unreadable.
         """
         return None
 
@@ -114,11 +114,11 @@ class Backend(Protocol):
         return False
 
     def record_run(self, decision: Decision, run_id: str | None) -> Decision:
-        """The decision after its run was submitted or canceled; `run_id` is None if there was no run to cancel."""
+        """The decision, updated after a run was submitted or canceled; `run_id` is None if there was no run to cancel."""
         return decision
 
     def record_refusal(self, status: FineTuneJobStatus) -> FineTuneJobStatus:
-        """The status after the submission of its run was refused for good."""
+        """The status, updated after the submission of a run was refused for good."""
         return status
 
     # What people see

@@ -59,7 +59,7 @@ def clean_up(draft: Draft) -> None:
 
 
 def _list_candidates(draft: Draft) -> tuple[Backend, ...]:
-    """Return the backend of the job. If the spec cannot be read, return all backends: each reads only the observed state."""
+    """Return the backend of the job. Without one, or if the spec cannot be read, return all: they do not read the spec here."""
     backend = find_backend(draft.ftj.spec)
     return (backend,) if backend else BACKENDS
 
@@ -111,14 +111,14 @@ def may_release(ftj: FineTuneJob, problem: Problem) -> bool:
 
 
 def record_run(decision: Decision, run_id: str | None) -> Decision:
-    """The decision after its run was submitted or canceled; `run_id` is None if there was no run to cancel."""
+    """The decision, updated after a run was submitted or canceled; `run_id` is None if there was no run to cancel."""
     for backend in BACKENDS:
         decision = backend.record_run(decision, run_id)
     return decision
 
 
 def record_refusal(status: FineTuneJobStatus) -> FineTuneJobStatus:
-    """The status after the submission of its run was refused for good."""
+    """The status, updated after the submission of a run was refused for good."""
     for backend in BACKENDS:
         status = backend.record_refusal(status)
     return status

@@ -14,7 +14,7 @@ from finetune_operator.settings import Settings
 
 
 def mistakes(spec: FineTuneJobSpec) -> Iterator[str]:
-    """Yield a mistake for each table name that the catalog does not allow, including the chart's default catalog."""
+    """Yield a mistake for each table name that the catalog of the spec, or else of the chart, does not allow."""
     return (f"spec.{sentence}" for sentence in (tables.find_misnamed_tables(spec.data) if spec.data else ()))
 
 
@@ -63,7 +63,7 @@ def _catalog_of(spec: FineTuneJobSpec) -> Catalog | None:
 
 
 def _is_federated(catalog: Catalog, spec: FineTuneJobSpec, settings: Settings) -> bool:
-    """Whether the pod logs in to the chart's workspace with its ServiceAccount, for the catalog only."""
+    """Whether the pod logs in to the chart's workspace with its ServiceAccount for the catalog only, not for tracking too."""
     has_secret = catalog.databricks and catalog.databricks.secret_ref
     return catalog.type == "Databricks" and not has_secret and not settings.on_databricks(spec.tracking)
 

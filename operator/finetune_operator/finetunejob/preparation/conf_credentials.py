@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 from finetune_crds.finetunejob import FineTuneJobSpec
 
-# Parts of the names of Hadoop's settings that hold a credential of S3, Google Cloud Storage or Azure.
+# Parts of the names of Hadoop's settings whose value is a credential for S3, Google Cloud Storage or Azure.
 _CREDENTIAL = re.compile(
     r"(?:^|[.])(?:secret|password|passphrase|(?:access|account|private|secret)[.]key|(?:fixed|session|refresh|access)[.]token)(?:[.]|$)",
     re.IGNORECASE,
 )
-# Last parts of the names of settings for the location of a credential, or for the way to fetch it.
+# How the names of other settings about credentials end: the value is the location of a credential, or the way to fetch it.
 _PLACE = re.compile(
     r"[.](?:endpoint|file|path|provider|provider[.]type|type|class|id|enabled|enable)$", re.IGNORECASE
 )

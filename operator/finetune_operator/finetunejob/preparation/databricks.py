@@ -34,7 +34,7 @@ NO_WHEEL = (
 )
 # As often as a preparation in pods: a first run, and two more after failures that neither the recipe nor the data caused.
 _MAX_FAILURES = 3
-# Problems with the login: nothing can have been submitted with it.
+# Problems with the login: nothing can have been submitted with such a login.
 _NO_LOGIN = (
     ConditionReason.CREDENTIALS_MISSING,
     ConditionReason.CREDENTIALS_UNREADABLE,
@@ -202,7 +202,7 @@ def _find_unreadable_secrets(spec: FineTuneJobSpec, settings: Settings) -> Itera
 
 
 def find_run_to_follow(ftj: FineTuneJob) -> str | None:
-    """The id of the run to read: it has not ended, or its result is not in the status; None without one."""
+    """The id of the run to read: one that has not ended, or whose result is not in the status; None if there is none."""
     run = ftj.status.databricks_run
     if run is None or ftj.spec is None or not submissions.find_databricks(ftj.spec):
         return None
@@ -237,7 +237,7 @@ def _submit(draft: Draft) -> None:
 def _follow(draft: Draft, run: DatabricksRunStatus, reported_run: Run | None) -> None:
     canceling = run.state == "Canceling"
     if reported_run:
-        # NB: every run ends through TERMINATING, so Canceling in the status means that the operator asked for it.
+        # NB: every run ends through TERMINATING, reported as Canceling. The status has Canceling only if the operator canceled the run.
         state = run.state if reported_run.word == "Canceling" or canceling else reported_run.word
         draft.update(
             databricks_run=run.model_copy(update={"state": state, "url": reported_run.url or run.url})

@@ -25,13 +25,13 @@ _CONTAINER = names.PREP_CONTAINER
 
 
 def find_mistakes(spec: FineTuneJobSpec) -> Iterator[str]:
-    """Yield the mistakes in the pods of a driver and its executors, which can be corrected."""
+    """Yield the mistakes, which can be corrected, in the pods of a driver and its executors."""
     yield from mistakes.of_preparation(spec)
     yield from executors.find_unshared_folders(spec)
 
 
 def wait_for_correction(draft: Draft, pod_mistakes: Iterable[str]) -> bool:
-    """Report mistakes in the pods of the preparation, and return whether it waits for their correction.
+    """Report mistakes in the pods of the preparation, and return whether the preparation waits for their correction.
 
     NB: the template may have changed since the job was accepted.
     """

@@ -1,8 +1,8 @@
 """Spark executors in pods of their own (data.prepare.spark.mode Kubernetes or SparkApplication): their pods and their state.
 
 Spark's driver creates the executors itself, in the job's namespace; the driver's pod owns them. The operator gives the driver a pod
-template, and a ServiceAccount that may create pods. With mode Kubernetes, in which the driver runs in the prep pod, it also creates a
-Service by which executors find the driver.
+template, and a ServiceAccount that may create pods. With mode Kubernetes, in which the driver runs in the prep pod, the operator also
+creates a Service by which executors find the driver.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def build_selector(ftj: FineTuneJob) -> str:
 
 
 def as_driver(pod: Json, spec: FineTuneJobSpec) -> Json:
-    """The prep pod with the API token of an account that may create pods. No other pod of a job has a token."""
+    """The prep pod with the API token of an account that may create pods. No other pod of a job has an API token."""
     allowed = {"serviceAccountName": find_driver_account(spec), "automountServiceAccountToken": True}
     return {**pod, "spec": {**pod["spec"], **allowed}}
 
@@ -103,7 +103,7 @@ def as_driver(pod: Json, spec: FineTuneJobSpec) -> Json:
 def as_executor(ftj: FineTuneJob, pod: Json, spec: FineTuneJobSpec) -> Json:
     """The pod of an executor: the prep pod without the fields of the driver. Spark adds the rest.
 
-    Variables, Secrets and volumes are those of the prep pod, since executors read the source and write the output.
+    It keeps the user's variables, Secrets and volumes, since executors read the source and write the output.
     """
     meta, pod_spec = pod.get("metadata", {}), pod["spec"]
     labels = {**meta.get("labels", {}), **template.labels(ftj, names.EXECUTOR)}
@@ -180,7 +180,7 @@ def build_access_review(ftj: FineTuneJob, spec: FineTuneJobSpec) -> Json:
 
 
 def find_unshared_folders(spec: FineTuneJobSpec) -> Iterator[str]:
-    """Folders of source and output that are not on a volume that all pods mount."""
+    """Yield a mistake for each source or output folder outside the volumes that all pods mount."""
     data, prepare = spec.data, spec.prepare
     if data is None or prepare is None or not count_executors(spec):
         return
@@ -199,7 +199,7 @@ def find_unshared_folders(spec: FineTuneJobSpec) -> Iterator[str]:
 
 
 def find_oversized_template(spec: FineTuneJobSpec) -> Iterator[str]:
-    """A pod template that is too long for the variable of the driver that holds it."""
+    """Yield a mistake if the pod template is too long for the driver's variable that contains it."""
     if not count_executors(spec):
         return
     size = len(_as_value(spec.pods.prepare.template or {}))
@@ -211,20 +211,20 @@ def find_oversized_template(spec: FineTuneJobSpec) -> Iterator[str]:
 
 
 def _list_folders(source: Source | None) -> dict[str, str | None]:
-    """The path of each source, by the field that holds it."""
+    """The path of each source, by its field."""
     if source is None or source.sources is None:
         return {"data.source.path": source.path if source else None}
     return {f"data.source.sources[{part.name}].path": part.path for part in source.sources}
 
 
 def _list_evaluation_sets(prepare: Prepare) -> dict[str, str | None]:
-    """The path of each evaluation set that no example may share text with, by the field that holds it."""
+    """The path of each evaluation set with which no example may share text, by the field of the path."""
     sources = prepare.decontaminate.sources if prepare.decontaminate else []
     return {f"data.prepare.decontaminate.sources[{part.name}].path": part.path for part in sources}
 
 
 def select_executors(executor_pods: Sequence[Json], drivers: Sequence[Json]) -> list[Json]:
-    """The executors that these prep pods control. Labels only find candidates."""
+    """The executors that these drivers' pods control. Labels only find candidates, since any user can write them."""
     uids = {pod["metadata"]["uid"] for pod in drivers}
     return [pod for pod in executor_pods if children.controlling_pod(pod) in uids]
 
@@ -239,7 +239,7 @@ class MissingExecutors(NamedTuple):
 def count_missing(
     ftj: FineTuneJob, drivers: Sequence[Json], executor_pods: Sequence[Json], now: datetime
 ) -> MissingExecutors | None:
-    """Count the executors that are missing after the driver has run for a while; None if all exist, or if Spark chooses their number."""
+    """Count the missing executors; None if all exist, if Spark chooses their number, or if the driver has only just started."""
     prepare = ftj.spec.prepare if ftj.spec else None
     since = max((start for pod in drivers if (start := _running_since(pod))), default=None)
     if prepare is None or since is None or now - since < _CREATION_TIMEOUT:

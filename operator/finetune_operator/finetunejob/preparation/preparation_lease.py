@@ -37,7 +37,7 @@ _STUCK_REASONS = (
     ConditionReason.CONTAINER_CONFIG_ERROR,
     ConditionReason.EXECUTORS_FAIL,
 )
-# Shortages of the cluster, which may affect the pods of any job: the other jobs wait this long.
+# Shortages of the cluster, which may affect the pods of any job: the other jobs wait for _SHORTAGE_TIMEOUT.
 _SHORTAGE_REASONS = (
     ConditionReason.POD_REJECTED,
     ConditionReason.UNSCHEDULABLE,
@@ -47,7 +47,7 @@ _SHORTAGE_TIMEOUT = timedelta(minutes=15)
 
 
 def lease_name(ftj: FineTuneJob) -> str | None:
-    """The name of the Lease for a preparation with these settings and this table; None if it is not shared."""
+    """The name of the Lease for a preparation with these settings and this table; None if the preparation is not shared."""
     spec = ftj.spec
     if spec is None or spec.data is None or spec.model is None:
         return None
@@ -59,9 +59,13 @@ def lease_name(ftj: FineTuneJob) -> str | None:
 
 
 def wait_for_lease(draft: Draft) -> bool:
-    """Report that another job prepares the same data, and return whether it does. If not, this job takes the Lease if it is free."""
+    """Report that another job prepares the same data, and return whether one does.
+
+    If not, take the Lease, unless its holder has prepared the data since this job was created.
+    """
     lease_state = draft.observed.lease
     if lease_state is None:
+        # The job needs no Lease, or the operator is not allowed to read Leases.
         return False
     if lease_state.lease is None:
         draft.lease = TakeLease(_build_lease(draft))

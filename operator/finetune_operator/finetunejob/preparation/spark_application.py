@@ -1,7 +1,8 @@
 """The preparation as a SparkApplication: one for each attempt, each with a name of its own, followed by its state.
 
 The status records the SparkApplication when it is created. If the operator crashes in between, the next pass finds it by its name,
-which follows from the attempt. Another one is created after a failure that neither the recipe nor the data caused, or a deletion.
+which follows from the attempt. Another one is created after a deletion, or after a failure that neither the recipe nor the
+data caused.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ _ENDED = (_COMPLETED, _FAILED, _DELETED)
 _RERUN_STATES = ("PendingRerun", "Invalidating")
 # How long the spark-operator may take to see a SparkApplication.
 _OPERATOR_TIMEOUT = timedelta(seconds=60)
-# The delay from the creation of a SparkApplication that failed to the next one, doubled after each failure, as for the pods of a Job.
-# After a longer run, the next one starts at once.
+# The least time from the creation of a SparkApplication that fails to the next one, doubled after each failure, as for the pods of a
+# Job. If the run took longer, the next one starts at once.
 _RETRY_DELAY = timedelta(seconds=10)
 _STATE_DESCRIPTIONS = {
     "Submitted": "was submitted, and its driver is starting",
@@ -149,9 +150,10 @@ class SparkApplicationBackend(Backend):
             return f"waiting for {waits_for} to stop"
         if status and status.state not in _ENDED:
             if _may_come_late(draft):
+                # The job need not wait, but a later pass deletes a driver that still appears.
                 draft.requeue_after(draft.settings.poll_seconds)
                 return None
-            # What is left has ended by itself, and its result is read when the job is resumed.
+            # A SparkApplication that remains has ended by itself. Its result is read when the job is resumed.
             application = applications.by_name.get(status.name)
             after = state_of(application) if application else _DELETED
             draft.update(spark_application=status.model_copy(update={"state": after}))
@@ -218,7 +220,7 @@ def _follow(
     driver = _driver(applications, status)
     for pod in pod_state.alive(applications.pods):
         if pod not in driver:
-            # NB: the spark-submit of an earlier attempt may create its driver late, and that would delete the executors of this one.
+            # NB: the spark-submit of an earlier attempt may create a driver late, which would delete the executors of the current one.
             draft.remove(pod, "Pod")
     alive = pod_state.alive(driver)
     executors.report_executors(draft, alive)
@@ -354,9 +356,9 @@ def _may_come_late(draft: Draft) -> bool:
 
 
 def _stop(draft: Draft, applications: CustomChildren, *, but: str = "") -> str | None:
-    """Delete SparkApplications and drivers that have not ended, except those of `but`; return the first deleted object, or None.
+    """Delete what has not ended, except SparkApplication `but` and its driver; return what to wait for, or None.
 
-    A driver that is lost with its node does not count.
+    This applies to SparkApplications and to drivers, but not to a driver that is lost with its node.
 
     NB: the spark-operator deletes the driver of a SparkApplication only if it sees the deletion in time.
     """

@@ -27,7 +27,7 @@ _BY_SPARK = ("cpu", "memory")
 
 
 def find_mistakes(spec: FineTuneJobSpec) -> Iterator[str]:
-    """Yield the fields of a pod template that spark-submit overrides."""
+    """Yield a mistake if a pod template sets the driver's memory, which spark-submit overrides."""
     for container in containers(spec.pods.prepare.template, MAIN_CONTAINER):
         if any("memory" in amounts for amounts in _amounts(container).values()):
             yield (
