@@ -56,6 +56,7 @@ def check_base(recipe: Recipe, config: Path, world: World) -> None:
     """
     model = load.build_skeleton(recipe, config, world)
     recomputation.check_supported(model, recipe)
+    # An adapter that is trained further, which is not read yet, replaces the parameters of the method.
     if recipe.model.adapter != "Continue":
         adapt.adapt(model, recipe.method, recipe.model.base)
 
@@ -246,5 +247,5 @@ def build_teacher_recipe(recipe: Recipe) -> Recipe:
             "adapter": "Merge",
         }
     )
-    # Under method LoRA, frozen weights have the precision of the computation.
+    # Method LoRA, because its base is frozen, and frozen weights have the precision of the computation.
     return recipe.model_copy(update={"model": model, "method": Method(type="LoRA")})

@@ -75,6 +75,7 @@ class Evaluator:
         step, every = progress.step, self._training.eval_every_steps
         if not self.enabled or every is None or step % every or step == max_steps:
             return False
+        # A resumed step may have been evaluated by an earlier attempt.
         return step > progress.evaluated_step
 
     def record(self, progress: Progress, loss: float) -> Progress:

@@ -47,7 +47,7 @@ _SMALL_SIZES = {
 
 
 def count_graphs(recipe: Recipe, source: Path, card: Card) -> tuple[int, int]:
-    """Return the number of graphs over 20 packs of different lengths, and of kinds of layers.
+    """Return the number of graphs over 20 packs of different lengths, and the number of kinds of layers.
 
     Args:
         recipe: the recipe.
@@ -98,6 +98,7 @@ def _shrink_recipe(recipe: Recipe) -> Recipe:
 
 def _choose_recomputation(recipe: Recipe) -> Recomputation:
     kind = recipe.training.activation_checkpointing
+    # Auto is None if the memory allows it.
     return "None" if kind == "Auto" else kind
 
 
@@ -105,6 +106,7 @@ def _write_small_config(source: Path, to: Path) -> None:
     config = json.loads((source / "config.json").read_text(encoding="utf-8"))
     sizes = {name: size for name, size in _SMALL_SIZES.items() if name in config}
     heads, keys = config.get("num_attention_heads"), config.get("num_key_value_heads")
+    # Grouped-query attention stays grouped.
     if keys is not None:
         sizes["num_key_value_heads"] = 4 if keys == heads else 2
     kinds = config.get("layer_types")

@@ -87,6 +87,7 @@ def set_defaults(environment: MutableMapping[str, str], threads: int) -> None:
     environment.setdefault("TOKENIZERS_PARALLELISM", "true")
     # NCCL reports a link that fails during a collective in its log only, not in an exception.
     environment.setdefault("NCCL_DEBUG", "WARN")
+    # The older name of the same variable.
     if "PYTORCH_CUDA_ALLOC_CONF" not in environment:
         # Buffers of different sizes come and go: blocks that can grow leave fewer holes between them.
         environment.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
@@ -116,6 +117,7 @@ def _stop_before_workers(_signal: int, _frame: object) -> None:
 
 def _end_in_rendezvous() -> None:
     """End a launcher that waits for other pods: Python runs no signal handler there, and no work is lost."""
+    # Workers run, and torchrun passes the signal on to them.
     if signal.getsignal(signal.SIGTERM) is not _stop_before_workers:
         return
     exit_status.write_termination_message(*exit_status.describe(PreemptedError(NOT_STARTED, None)))
@@ -165,6 +167,7 @@ def find_first_failure(failures: Mapping[int, ProcessFailure], folder: Path) -> 
         folder: where the ranks wrote their outcomes.
     """
 
+    # By time, but ranks that only lost another rank come last.
     def order(rank: int) -> tuple[bool, float]:
         outcome = scratch.read_outcome(folder, rank)
         if outcome is None:
@@ -178,7 +181,7 @@ def find_first_failure(failures: Mapping[int, ProcessFailure], folder: Path) -> 
     outcome = scratch.read_outcome(folder, rank)
     if outcome is not None and outcome.message.error is not None:
         return _build_failure(rank, outcome.code, outcome.message.error, outcome.message.checkpoint_step)
-    # NB: torchrun stops the other ranks, so their exit codes carry no information.
+    # NB: of this rank only: torchrun stops the other ranks, so their exit codes mean nothing.
     code = failures[rank].exitcode
     if code >= 0:
         failure = PodFailure("WorkerFailed", f"rank {rank} exited with code {code}: see its log", rank=rank)
@@ -187,6 +190,7 @@ def find_first_failure(failures: Mapping[int, ProcessFailure], folder: Path) -> 
     name = signal.Signals(-code).name
     hint = ": the container most likely ran out of memory" if -code == signal.SIGKILL else ""
     failure = PodFailure("WorkerKilled", f"rank {rank} was killed by {name}{hint}", rank=rank)
+    # As in a shell: 128 + the signal.
     failure.exit_code = 128 - code
     return failure
 

@@ -86,7 +86,7 @@ class Plan:
     choice: fit.Choice
     world: World
     graphs: tuple[int, int] | None = None
-    """Graphs of training.compile, and kinds of layers; None without it."""
+    """Graphs of training.compile, and kinds of layers; None without training.compile."""
 
     def lines(self) -> list[str]:
         """Return the plan for people to read."""
@@ -118,8 +118,8 @@ def print_plan(*, config: Path | None, gpu_memory: float | None) -> None:
     """Plan the recipe of the environment, and print the plan.
 
     Args:
-        config: folder of the model's config.json; None: that of model.base.
-        gpu_memory: memory of a GPU in GiB; None: that of the recipe's distributed.gpu.product.
+        config: folder of the model's config.json; None: the config of model.base is fetched.
+        gpu_memory: memory of a GPU in GiB; None: by the name in distributed.gpu.product.
 
     Raises:
         RecipeRefusedError: the recipe violates rules of FineTuneJob.spec, or its step cannot be planned.
@@ -149,6 +149,7 @@ def _choose_card(recipe: Recipe, gpu_memory: float | None) -> Card:
             f"cannot derive the GPU memory from the name {product}: add --gpu-memory GIB"
         )
     size = gpu_memory if gpu_memory is not None else float(memory_match[1] if memory_match else 0)
+    # The capability of an H100, whatever the product is.
     return Card(product, int(size * _GIB), (9, 0))
 
 
@@ -173,7 +174,7 @@ def plan_step(recipe: Recipe, source: Path, card: Card) -> Plan:
         mesh = shard.build_mesh(spec.strategy, world)
         network = _build_skeleton(recipe, source, world)
         choice = fit.decide(network, recipe, world, row_tokens(recipe), None)
-        # NB: weights on the meta device and the buffers of a skeleton are not fake.
+        # NB: a skeleton is not fake: its weights are on the meta device, its buffers real.
         fake = FakeTensorMode(allow_non_fake_inputs=True)
         if recipe.method.type == "QLoRA":
             network = _build_quantized(recipe, source, world, fake)
@@ -230,7 +231,7 @@ def _build_quantized(recipe: Recipe, source: Path, world: World, fake: FakeTenso
                     compress_statistics=config.bnb_4bit_use_double_quant,
                     quant_type=config.bnb_4bit_quant_type,
                 )
-                # NB: a parameter that is already a fake tensor cannot be moved to its device.
+                # NB: a buffer, because a parameter that is already a fake tensor cannot be moved to its device.
                 module.register_parameter("weight", None)
                 del module.weight
                 module.register_buffer("weight", packed)

@@ -51,7 +51,7 @@ class Inputs:
     """The base, the data and the starting point of an attempt.
 
     resumed: progress of the checkpoint that the attempt resumes from; None: it starts at step 0.
-    progress: the same, on the data of this attempt; at step 0 without a checkpoint.
+    progress: the progress that the attempt starts with: `resumed`, adapted to the data of this attempt, or step 0.
     """
 
     base: Source
@@ -102,6 +102,7 @@ class Run:
         loop.feed.close()
         weights = export.gather_weights(network.model, inputs.base.base, self.recipe, self.world)
         self.world.destroy_group()
+        # Only rank 0 has the examples.
         if request_examples is None:
             return None
         model_lineage = self._build_lineage(data, loop, eval_loss)
@@ -161,7 +162,7 @@ class Run:
         """Return the progress of the checkpoint to resume from, if any."""
         resumed = checkpointer.find_newest() if checkpointer is not None else None
         if resumed is not None and resumed.day:
-            # Another job's checkpoint: its examples have the day of that job.
+            # If another job wrote the checkpoint, the examples have the day of that job.
             self.recipe = self.recipe.on_day(date.fromisoformat(resumed.day))
         self.preemption.checkpoint_step = checkpointer.published if checkpointer is not None else None
         return resumed
@@ -371,5 +372,5 @@ class Run:
 def _confirm_delivery(checkpointer: Checkpointer | None) -> None:
     """Raise SupersededError if newer pods of the job have claimed the checkpoint folder."""
     if checkpointer is not None:
-        # NB: output.uri and the registry have checks of their own.
+        # NB: if the storage fails, delivery goes on: output.uri and the registry have checks of their own.
         checkpointer.claim.try_to_confirm("and the model is delivered")

@@ -48,6 +48,7 @@ def _record_datasets(recipe: Recipe, tracker: Tracker, data: Corpus) -> None:
         else f"version-{splits.version}",
     )
     for read in lineage.list_sources(recipe):
+        # Only tables: the tags name the other sources.
         if read.version is not None:
             tracker.dataset(
                 read.source.address,

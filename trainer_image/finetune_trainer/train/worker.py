@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def main() -> int:
-    """Train as one rank, and leave the outcome for the launcher."""
+    """Train as one rank, and write the outcome for the launcher."""
     quiet_libraries()
     rank = int(os.environ["RANK"])
     code = exit_status.run(
@@ -66,6 +66,7 @@ def work() -> TerminationMessage | None:
     recipe = load_recipe()
     with ExitStack() as stack:
         with on_sigterm(lambda: end_in_rendezvous(preemption)):
+            # SIGTERM arrived before `on_sigterm` could see it.
             if preemption.requested:
                 raise preemption.error()
             timeout = recipe.distributed.collective_timeout_seconds

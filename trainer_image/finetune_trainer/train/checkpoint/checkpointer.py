@@ -79,7 +79,7 @@ class Checkpointer:
         self.best_step: int | None = None
         """Step of the checkpoint with the least evaluation loss."""
         self.best_step_loss: float | None = None
-        """Its evaluation loss."""
+        """Evaluation loss of that checkpoint."""
         self.failure: str | None = None
         """Why the last save failed; None after a successful one."""
         self._keep = recipe.checkpoint.keep
@@ -107,10 +107,10 @@ class Checkpointer:
     def find_newest(self) -> Progress | None:
         """Return the progress of the checkpoint that the attempt begins with, the same on all ranks.
 
-        It is the newest complete and undamaged one of the job, or else of the job that it continues.
+        It is the newest complete and undamaged checkpoint of this job, or else of the job that this job continues.
 
         Raises:
-            RecipeRefusedError: it belongs to another recipe, or all are damaged.
+            RecipeRefusedError: the checkpoint belongs to another recipe, or all checkpoints are damaged.
             SupersededError: a higher attempt of the job has claimed the folder.
             TrainingError: the storage failed.
         """
@@ -133,7 +133,7 @@ class Checkpointer:
     def begin_on(
         self, progress: Progress, *, examples: str, eval_data: str | None, max_steps: int
     ) -> Progress:
-        """Return the progress that the attempt starts with, after checking that its data is that of the checkpoint.
+        """Return the progress that the attempt starts with, after checking that it has the data of the checkpoint.
 
         Args:
             progress: of the checkpoint, or of step 0.
@@ -146,6 +146,7 @@ class Checkpointer:
         """
         saved_settings = self._resume_point.settings if self._resume_point is not None else {}
         uri = self._uri_of(progress.step)
+        # Checkpoints of earlier releases do not have the digest.
         if progress.examples and progress.examples != examples:
             fields = "; ".join(differences_of_examples(saved_settings, self._recipe))
             cause = (
@@ -259,12 +260,13 @@ class Checkpointer:
             model: the sharded model.
             optimizers: its optimizers.
             wait: return after the checkpoint is published or has failed.
-            best: keep it until a better checkpoint is saved.
+            best: keep the checkpoint until a better checkpoint is saved.
 
         Raises:
             SupersededError: newer pods of the job have claimed the folder; after an asynchronous save, the next call raises it.
         """
         self.drain()
+        # A published checkpoint is published again only to record that it is the best.
         is_written = self.published == progress.step
         if is_written and (not best or self.best_step == progress.step):
             return
@@ -309,7 +311,7 @@ class Checkpointer:
             marker = Marker(asdict(progress), self._settings)
             problem = problem or self._run_on_leader(lambda: self._publish(save, marker))
             if problem is not None:
-                # Newer pods may have deleted the shards.
+                # If newer pods have deleted the shards, this raises SupersededError.
                 self._run_on_leader(self.claim.confirm)
         except SupersededError:
             if state is not None:
@@ -333,14 +335,15 @@ class Checkpointer:
         complete = self._checkpoints.list_complete(saves)
         left_over = select_left_over(saves, complete, attempt=self.claim.attempt)
         self.claim.confirm()
-        # NB: killed pods may still write there.
+        # NB: killed pods may still write there, so that deleting fails.
         with filesystems.tolerate_failures(
             f"what an earlier attempt left of step {step} could not be deleted"
         ):
             self._checkpoints.remove(left_over)
 
     def _publish(self, save: Save, marker: Marker) -> None:
-        # NB: newer pods that claim the folder after `confirm` may delete the shards. The marker lists them, so the save is then damaged.
+        # NB: newer pods that claim the folder after `confirm` may delete the shards. The save then counts as damaged, because the
+        # marker lists them.
         sizes = self._checkpoints.list_sizes(save)
         self.claim.confirm()
         self._checkpoints.publish(save, marker, sizes)
@@ -393,6 +396,6 @@ class Checkpointer:
                 keep=self._keep,
                 best_step=self.best_step,
             )
-            # NB: `saves` has nothing of pods that claim the folder later.
+            # NB: pods that claim the folder later lose nothing: `saves` was listed before.
             self.claim.confirm()
             self._checkpoints.remove(old)

@@ -98,6 +98,7 @@ class Claim:
         """Raise SupersededError if the holder is a newer generation than this one."""
         if holder is None or holder.token == self.token:
             return
+        # If this generation has not claimed the folder yet, its claim will be the later one.
         is_later_claim = holder.attempt == self.attempt and self._has_claimed
         if holder.attempt > self.attempt or is_later_claim:
             raise SupersededError(

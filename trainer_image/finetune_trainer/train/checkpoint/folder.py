@@ -1,4 +1,4 @@
-"""The folder of a job's checkpoints: finds complete and damaged ones, publishes and deletes."""
+"""The folder of a job's checkpoints: finds complete and damaged checkpoints, publishes and deletes."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Save:
 class CheckpointFolder:
     """Folders `step-<8 digits>/<generation>`, on a volume or in an object store.
 
-    A generation writes only to folders with its own token, so that pods of an older generation never change what a newer one wrote.
+    A generation writes only to folders with its own token, so that pods of an older generation never change what a newer generation wrote.
     A save is complete when it has its marker, which is written last and lists all files with their sizes. A save without a
     marker was left by a killed attempt. A checkpoint is complete when one of its saves is. All methods raise storage errors.
     """
@@ -103,6 +103,7 @@ class CheckpointFolder:
         """Return the size in bytes of each file of a save except the marker, by name."""
         entries = self._files.ls(self._locate(save), detail=True)
         sizes = {_name(entry): int(entry["size"] or 0) for entry in entries if entry["type"] == "file"}
+        # A marker that a pod is just writing begins with the same name.
         return {name: size for name, size in sizes.items() if not name.startswith(MARKER)}
 
     def publish(self, save: Save, marker: Marker, sizes: Mapping[str, int]) -> None:
@@ -149,7 +150,7 @@ class CheckpointFolder:
         if save.generation:
             self._files.rm(self._locate(save), recursive=True)
             return
-        # NB: a newer generation may write to a folder in this one.
+        # NB: only the files: a newer generation may write to a folder inside this folder.
         for entry in self._list(self._locate(save)):
             if entry["type"] == "file":
                 self._files.rm_file(entry["name"])
@@ -193,7 +194,7 @@ class CheckpointFolder:
             entries: list[dict[str, Any]] = self._files.ls(path, detail=True)
         except FileNotFoundError:
             return []
-        # NB: a web console that makes a folder writes an empty object with its name.
+        # NB: the folder may list itself: a web console makes a folder by writing an empty object with its name.
         return [entry for entry in entries if str(entry["name"]).rstrip("/") != path.rstrip("/")]
 
     def _locate(self, save: Save) -> str:
@@ -208,5 +209,5 @@ def _join(folder: str, generation: str) -> str:
 
 
 def _name(entry: Mapping[str, Any]) -> str:
-    """Return the name of an entry of a folder; a store may write a slash after that of a folder."""
+    """Return the name of an entry of a folder; a store may append a slash to the name of a folder."""
     return str(entry["name"]).rstrip("/").rsplit("/", 1)[-1]

@@ -20,7 +20,7 @@ def run_on_leader(call: Callable[[], None], world: World, group: dist.ProcessGro
 
     Raises:
         SupersededError: rank 0 raised it.
-        TrainingError: rank 0 raised any other error. Rank 0 raises that error itself.
+        TrainingError: on the other ranks, if rank 0 raised any other error; rank 0 raises that error itself.
     """
     reason: str | None = None
     superseded: str | None = None

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 class ResumePoint:
     """A complete, undamaged checkpoint that the recipe may resume from.
 
-    progress: has a best checkpoint only if that is usable; `best_in` is empty if it is in the job's own folder.
+    progress: has a best checkpoint only if that is usable; `best_in` is empty if that is in the job's own folder.
     save: the save of the checkpoint.
     best: the save of the best checkpoint, if there is one.
-    settings: of the recipe that wrote it; empty if an earlier release wrote it.
+    settings: of the recipe that wrote the checkpoint; empty if an earlier release wrote it.
     """
 
     progress: Progress
@@ -49,10 +49,10 @@ def explain_start_over(job_folder: str, recipe: Recipe) -> str:
 
 
 def find_newest(job_folder: str, recipe: Recipe) -> ResumePoint | None:
-    """Return the newest checkpoint in the job's own folder, or else that of checkpoint.resumeFrom; None if there is neither.
+    """Return the newest checkpoint in the job's own folder, or else in checkpoint.resumeFrom; None if there is neither.
 
     Raises:
-        RecipeRefusedError: it belongs to another recipe, all are damaged, or checkpoint.resumeFrom has no complete one.
+        RecipeRefusedError: it belongs to another recipe, all are damaged, or checkpoint.resumeFrom has no complete checkpoint.
         TrainingError: the storage failed.
     """
     checkpoint = _find_newest_in(job_folder, explain_start_over(job_folder, recipe))
@@ -93,7 +93,7 @@ def find_newest(job_folder: str, recipe: Recipe) -> ResumePoint | None:
 def _find_newest_in(
     folder: str, remedy: str, *, only: int | None = None
 ) -> tuple[Progress, Marker, Save] | None:
-    """Return the newest undamaged checkpoint in a folder, or that of step `only`; None without a complete one."""
+    """Return the newest undamaged checkpoint in a folder, or the one of step `only`; None if none is complete."""
     checkpoints = CheckpointFolder(folder)
     damaged: list[str] = []
     with _raise_storage_errors(folder):
@@ -141,7 +141,7 @@ def _choose_data_version(recipe: Recipe, progress: Progress, marker: Marker) -> 
 def _locate_best(progress: Progress, folder: str, job_folder: str) -> tuple[Progress, Save | None]:
     """Return the progress of a checkpoint in `folder` for a job in `job_folder`, and the save of the best checkpoint.
 
-    The folder of the job decides on `best_in`. If the best checkpoint is unusable, the progress has none.
+    `best_in` becomes empty if the best checkpoint is in `job_folder`. If it is unusable, the progress has none.
     """
     step, best_folder = progress.best_step, progress.best_in or folder
     if step is None:

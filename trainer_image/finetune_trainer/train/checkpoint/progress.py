@@ -63,7 +63,7 @@ class Progress:
     def for_new_job(self, uri: str, data_version: int | None) -> Progress:
         """Return the progress for a new job that continues this one: times, skipped steps and the patience of earlyStopping start anew.
 
-        Evaluation losses are compared with that of the best checkpoint, because the new job can deliver it.
+        Evaluation losses are compared with the best checkpoint's, because the new job can deliver that checkpoint.
 
         Args:
             uri: of the checkpoint.
@@ -86,6 +86,7 @@ class Progress:
 
     def on_eval_data(self, eval_data: str | None) -> Progress:
         """Return the progress for evaluations on `eval_data`; results on other data are dropped."""
+        # Without `examples`, nothing was evaluated yet, or an earlier release did not record on which data.
         if self.eval_data == eval_data or not self.examples:
             return replace(self, eval_data=eval_data)
         return replace(

@@ -1,4 +1,4 @@
-"""Which saves of a checkpoint folder are deleted. A save of a higher attempt never is: its pods may be writing it."""
+"""Which saves of a checkpoint folder are deleted. A save of a higher attempt is never deleted: pods may be writing it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def select_left_over(saves: Collection[Save], complete: Collection[Save], *, att
 
     Args:
         saves: saves of one folder.
-        complete: those of them with a marker.
+        complete: the saves with a marker.
         attempt: the attempt that deletes.
     """
     return [save for save in saves if save not in complete and save.attempt <= attempt]
@@ -34,7 +34,7 @@ def select_old(
 
     Args:
         saves: all saves of a folder.
-        complete: those of them with a marker.
+        complete: the saves with a marker.
         attempt: the attempt that deletes.
         newest_step: the step that the attempt has just published.
         keep: the number of checkpoints to keep.

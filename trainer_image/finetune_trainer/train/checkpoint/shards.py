@@ -1,4 +1,4 @@
-"""The shards of a checkpoint: the state they hold, the DCP writer, and their errors."""
+"""The shards of a checkpoint: the state in them, DCP's writer and reader, and their errors."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ class Writer(FsspecWriter):
     """Raises storage errors as OSError: the errors of some clients cannot be pickled for the other ranks."""
 
     def __init__(self, uri: str) -> None:
-        # NB: copying ahead would wait for the thread's CUDA stream every few megabytes, which on the first GPU is the stream of the training.
-        # The data of an asynchronous save is on the host already.
+        # NB: no copying ahead: the data of an asynchronous save is on the host already, and copying would wait every few megabytes for
+        # the thread's CUDA stream, which on the first GPU is the stream of the training.
         super().__init__(uri, per_thread_copy_ahead=0, **filesystems.build_options(uri))
         self.fs = _Files()
         self.fs.init_path(uri)
@@ -109,7 +109,7 @@ def build_read_error(uri: str, cause: BaseException, remedy: str, *, shared: boo
     """
     reason = filesystems.describe_failure(cause)
     if shared and isinstance(cause, FileNotFoundError):
-        # NB: its files were there when the attempt chose it.
+        # NB: its files were there when the attempt chose it, so that the other job has deleted them.
         return TrainingError(
             "CheckpointUnreadable",
             f"the checkpoint {uri} of another job was deleted before it was read: the next attempt looks for another one",
@@ -124,7 +124,7 @@ def build_read_error(uri: str, cause: BaseException, remedy: str, *, shared: boo
 
 def get_trained_state(model: nn.Module) -> dict[str, torch.Tensor]:
     """Return this rank's shards of the trained weights, by name; all ranks must take part."""
-    # NB: ignore_frozen_params drops only one name of a tied weight, and keeps the other.
+    # NB: of a frozen weight with two names, ignore_frozen_params drops only one name.
     frozen = {
         name for name, weight in model.named_parameters(remove_duplicate=False) if not weight.requires_grad
     }

@@ -83,7 +83,7 @@ def load(
         tokenizer: the base model's.
         world: the ranks.
         folder: the folder in which the ranks of a pod share the tokens.
-        version: version of the Delta table that an earlier attempt read; None: the newest, or the recipe's.
+        version: version of the Delta table that an earlier attempt read; None: the recipe's version, or the newest.
         on_counts: called with the counts of each tokenized split, by MLflow name, on the ranks that tokenize.
         confirm: called on rank 0 before tokens are stored; raises SupersededError if newer pods of the job store them.
 
@@ -103,6 +103,7 @@ def load(
         if encoder.documents.columns.messages and (missing := answer_end.explain_missing_stop(tokenizer)):
             world.say(f"NB: {missing}")
         prepared = read.has_token_ids(splits, encoder.documents.encoding)
+        # Token ids in the table need no cache: each attempt reads them again.
         cache = None if prepared else TokenCache.of(recipe, splits, encoder, confirm)
         for name in _SPLITS:
             if cache is not None and cache.fetch(name, folder / name):

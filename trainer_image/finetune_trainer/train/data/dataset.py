@@ -91,6 +91,7 @@ def tokenize(splits: Splits, name: str, encoder: Encoder, folder: Path, *, prepa
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as unordered:
         _spool(_encode_examples(splits, name, encoder, prepared=prepared), Path(unordered))
+        # Rows with token ids are not counted here: their preparation has counted them.
         if name == "train" and not prepared:
             _check_weights(encoder)
         if encoder.counts["kept"]:
@@ -185,7 +186,7 @@ def _write_sorted_with_next_answers(unordered: Path, folder: Path, max_length: i
     """Write the arrays of a Split of unpaired preferences.
 
     The prompt with the answer of the next example is cut to `max_length`. An answer begins at its first target.
-    At least one token of it remains: the prompt is shorter than `max_length`, because the example has a target of its own.
+    At least one token of that answer remains: the prompt is shorter than `max_length`, because the example has a target of its own.
     """
     order, digest = _sort_fingerprints(unordered)
     (folder / "digest").write_text(digest, "ascii")
@@ -193,6 +194,7 @@ def _write_sorted_with_next_answers(unordered: Path, folder: Path, max_length: i
     sizes = np.fromfile(unordered / "lengths", np.int32).astype(np.int64)
     begins = (np.cumsum(sizes) - sizes)[order]
     sizes, prompts = sizes[order], np.fromfile(unordered / "prompts", np.int32)[order].astype(np.int64)
+    # First document: the example. Second document: its prompt, and the answer of the next example.
     next_answers = np.minimum(np.roll(sizes - prompts, -1), max_length - prompts)
     _write_documents(
         unordered,

@@ -132,6 +132,7 @@ class Encoder:
     def _has_target(self, document: Document) -> bool:
         if document.loss_mask is None:
             raise DataError("ChatTemplate", self.documents.unknown_answers)
+        # No token predicts the first token.
         return any(document.loss_mask[1:])
 
     def summary(self) -> str:

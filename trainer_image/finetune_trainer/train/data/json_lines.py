@@ -65,7 +65,7 @@ def read_rows(
 
 
 def infer_columns(files: AbstractFileSystem, paths: list[str]) -> list[Column]:
-    """Return the columns in the first rows of each JSON lines file, with the kind of their first value."""
+    """Return the columns in the first rows of each JSON lines file, with the kind of their first value that is neither null nor []."""
     first: dict[str, Any] = {}
     for file in paths:
         with open_lines(files, file) as opened:
@@ -86,7 +86,7 @@ def _parse_objects(lines: BinaryIO, where: str) -> Iterator[dict[str, Any]]:
                 if not isinstance(row, dict):
                     raise TypeError("it is not a JSON object")  # noqa: TRY301
                 yield row
-            # NB: reading a line can fail too, in a file that is cut off.
+            # NB: reading the next line can fail too, in a file that is cut off: the error must not quote this line.
             number, line = number + 1, b""
     except (ValueError, TypeError, RecursionError, EOFError, zlib.error, OSError) as error:
         if isinstance(error, OSError) and not is_corrupt(error):
@@ -108,5 +108,5 @@ def _classify_value(value: Any) -> Kind:
     if isinstance(value, bool | int):
         return "label"
     is_structures = isinstance(value, list) and value and isinstance(value[0], dict)
-    # A message that calls tools may have no content.
+    # `content` counts as present: a message that calls tools may have none.
     return "messages" if is_structures and are_fields_of_messages({*value[0], "content"}) else "other"

@@ -230,6 +230,7 @@ def collate(
 
     ids = np.full(height * width, pad_id, np.int64)
     ids[places] = tokens
+    # The padding of a row begins at position 0; the other positions are overwritten.
     positions = (np.arange(width) - filled[:, None]).ravel()
     positions[places] = np.arange(len(tokens)) - np.repeat(before, sizes)
     targets = np.full(height * width, IGNORED, np.int64)
@@ -241,6 +242,7 @@ def collate(
     max_seqlen = int(np.diff(cu_seqlens).max())
     if compiled:
         max_seqlen = width
+        # Empty documents up to the next power of two.
         empty = (1 << (len(cu_seqlens) - 1).bit_length()) - len(cu_seqlens)
         cu_seqlens = np.append(cu_seqlens, np.full(empty, height * width, np.int32))
     return Batch(

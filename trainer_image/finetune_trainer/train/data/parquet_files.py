@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 def find_columns(files: AbstractFileSystem, paths: list[str], columns: set[str]) -> set[str]:
     """Return the optional columns that at least one Parquet file has; the other files may lack them."""
+    # A column that the only file lacks is missing, also if it is optional.
     if len(paths) == 1 or not columns:
         return set()
     return columns & {name for schema in read_schemas(files, paths) for name in schema.names}
@@ -87,6 +88,7 @@ def read_batches(
     with open_parquet(opening, where, remedy) as parquet:
         file_columns = parquet.schema_arrow.names
         constants = {name: value for name, value in (absent or {}).items() if name not in file_columns}
+        # Absent columns are allowed here, but not columns whose names differ only in case.
         check_names([], columns, file_columns, where)
         check_columns(parquet.schema_arrow, [name for name in columns if name not in constants], where, label)
         _check_codecs(parquet.metadata, columns, where)
@@ -102,7 +104,7 @@ def read_batches(
 
 
 def _check_codecs(metadata: pq.FileMetaData, columns: list[str], where: str) -> None:
-    """Check that all readers support the compression of the columns; a writer uses one compression for the whole file."""
+    """Check, in the first row group, that all readers support the compression of the columns: a writer uses one for the whole file."""
     if not metadata.num_row_groups:
         return
     group = metadata.row_group(0)

@@ -73,6 +73,7 @@ def read_schema(splits: Splits) -> list[Column]:
     columns: dict[str, Column] = {}
     for schema in parquet_files.read_schemas(files, paths):
         file_columns = {column.name: column for column in describe_columns(schema)}
+        # The first file in which a column has values decides on its type.
         columns = file_columns | {name: column for name, column in columns.items() if column.type != NO_TYPE}
     return list(columns.values())
 

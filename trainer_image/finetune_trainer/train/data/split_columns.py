@@ -66,7 +66,7 @@ def check_columns(schema: pa.Schema, columns: list[str], where: str, label: str 
     label_checks = (*_list_text_checks(), pa.types.is_null, pa.types.is_boolean, pa.types.is_integer)
     for column in columns:
         kind = plain_text.find_stored_type(schema.field(column).type)
-        # A column that has only nulls has no type; whether it may have nulls is checked later.
+        # A column that has only nulls has no type and is readable; whether it may have nulls is checked later.
         readable = label_checks if column == label else (plain_text.is_plain_type, plain_text.is_list)
         if not any(is_kind(kind) for is_kind in readable):
             raise column_type_error(column, where, _name_type(kind), label)
@@ -75,6 +75,7 @@ def check_columns(schema: pa.Schema, columns: list[str], where: str, label: str 
 def check_names(required: list[str], columns: list[str], names: Collection[str], where: str) -> None:
     """Check that a file has the required columns, and no two columns whose names differ only in case."""
     missing = [column for column in required if column not in names]
+    # An optional column is missing too if the file has its name in another case.
     missing += [
         column for column in columns if column not in [*names, *missing] and find_twins(column, names)
     ]

@@ -112,7 +112,7 @@ def open_parquet(opening: Callable[[], Any], where: str, remedy: str) -> Iterato
         name_corruption(where, remedy, lambda: _read_through(opening())),
         _name_pointer(opening, where),
         opening() as opened,
-        # NB: a scan of a pyarrow.dataset holds a whole row group, of any size.
+        # NB: not a scan of a pyarrow.dataset, which keeps a whole row group in memory, of any size.
         pq.ParquetFile(opened, buffer_size=_BUFFER_BYTES, pre_buffer=False) as parquet,
     ):
         yield parquet
@@ -146,7 +146,7 @@ def name_corruption(
     except FileNotFoundError as error:
         raise DataError("CorruptData", f"{where} is missing from the storage: {remedy}") from error
     except (ValueError, OSError) as error:
-        # NB: Arrow raises OSError both for corrupt pages and for failed reads.
+        # NB: Arrow raises OSError both for corrupt pages and for failed reads: if a read fails, this raises the storage's error.
         if isinstance(error, OSError):
             read_through()
         raise DataError("CorruptData", f"{where} cannot be read ({first_line(error)}): {remedy}") from error

@@ -63,6 +63,7 @@ class TokenCache:
             return self._fetch(name, target)
         except Exception as error:
             shutil.rmtree(target, ignore_errors=True)
+            # `_fetch` raises ValueError for an incomplete copy.
             reason = str(error) if isinstance(error, ValueError) else filesystems.describe_failure(error)
             if reason is None:
                 raise

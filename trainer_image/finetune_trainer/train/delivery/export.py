@@ -56,11 +56,11 @@ def gather_weights(model: nn.Module, source: Path, recipe: Recipe, world: World)
     """Return the trained weights on the host of rank 0; empty on other ranks. A collective call.
 
     Weights of full training have the stored dtype of the base, except those that transformers keeps in fp32; adapters stay in
-    fp32. The weights are gathered one at a time, and each rank casts its shard before that, so that rank 0 holds one copy of the
-    model, in that dtype.
+    fp32. Each weight is cast in shards and then gathered, one weight at a time, so that rank 0 holds one copy of the model, in
+    the final dtype.
 
     DCP's HuggingFaceStorageWriter with consolidate_safetensors_files cannot be used: the ranks of other pods share no
-    folder with rank 0, and its files have the modules' names, while `save_pretrained` restores the names in the base's
+    folder with rank 0, and the writer uses the modules' names, while `save_pretrained` restores the names in the base's
     files. docs/design/speed.md compares both.
 
     Args:
@@ -106,7 +106,7 @@ def write(
         state: the result of `gather_weights`.
         tokenizer: the tokenizer.
         source: the folder that the base model was loaded from.
-        base: the address that it was fetched from, with its digest if `has_external_base`; None if it was merged in this pod.
+        base: the address that the base was fetched from, with its digest if `has_external_base`; None if it was merged in this pod.
         lineage: for the model card.
         examples: decide on the signature, and on whether the model is served as a chat model.
     """
@@ -236,7 +236,7 @@ def _build_base_reference(
         return {**reference, "local_base_model_path": base.uri}
     reference["source_model_revision"] = base.revision
     if _has_other_tokenizer(tokenizer, source, recipe):
-        # NB: with a commit, MLflow loads the tokenizer from the Hub too; with a folder, or the newest commit on the Hub, it loads ours.
+        # NB: with the commit alone, MLflow would load the tokenizer from the Hub too; with a folder, or the newest commit, it loads ours.
         return {**reference, "local_base_model_path": base.uri}
     return {**reference, "tokenizer_name": base.uri, "tokenizer_revision": base.revision}
 

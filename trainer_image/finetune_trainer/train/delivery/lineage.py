@@ -52,14 +52,15 @@ class Lineage:
     weights_step: int | None = None
     """Step of the weights; None: they are the last."""
     resumed_from: str = ""
-    """The checkpoint of another job that the run began with."""
+    """The checkpoint of another job that the run began with; empty if there is none."""
 
 
 def identify_eval_data(recipe: Recipe, validation: Split | None) -> str | None:
     """Return an identifier of the evaluation: losses with the same identifier are comparable. None without a validation split.
 
-    It has the digest of the tokenized split; for objectives other than SFT also that of the reference or the teacher, if any, and of
-    the parameters of the loss; for KTO also of the settings that divide the examples into passes, because each pass estimates a divergence.
+    It has the digest of the tokenized split. For objectives other than SFT, a second digest depends on the parameters of the loss and on
+    the reference or the teacher, if any; for KTO also on the settings that divide the examples into passes, because each pass estimates a
+    divergence.
     Evaluations have neither label smoothing nor noise.
     """
     objective = recipe.objective
@@ -84,8 +85,8 @@ def identify_eval_data(recipe: Recipe, validation: Split | None) -> str | None:
     elif objective.type == "SimPO":
         parameters = [(objective.simpo or Simpo()).model_dump_json()]
     else:
-        # NB: identifiers of earlier releases do not have these fields: those of a distillation are left out unless they are set, and
-        # those of other objectives always.
+        # NB: identifiers of earlier releases do not have these fields: the newer fields of a distillation are left out unless they
+        # are set, fields of other objectives always.
         newer = {"teacher_revision", "teacher_trust_remote_code"}
         unset = newer - (objective.distillation.model_fields_set if objective.distillation else set())
         parameters = [

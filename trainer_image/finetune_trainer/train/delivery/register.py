@@ -62,7 +62,7 @@ class Registry:
         return self._with_retries(lambda mlflow: self._log(mlflow, folder))
 
     def register(self, model: str, model_id: str, folder: Path, tags: Mapping[str, str]) -> str:
-        """Register the logged model as a version of `model`, unless it is, and return the version number.
+        """Register the logged model as a version of `model`, unless it is registered, and return the version number.
 
         `folder` is the uploaded folder: Unity Catalog stores its own copy of it.
         """
@@ -110,7 +110,7 @@ class Registry:
         versions = _search_all_pages(
             lambda token: mlflow.search_model_versions(f"name='{model}'", page_token=token)
         )
-        # NB: an earlier attempt that ended during its upload leaves an incomplete version in Unity Catalog.
+        # NB: an earlier attempt that ended during its upload leaves an incomplete version in Unity Catalog: only complete versions count.
         complete = (version for version in versions if version.status == "READY")
         return next((str(version.version) for version in complete if version.run_id == self._run_id), None)
 

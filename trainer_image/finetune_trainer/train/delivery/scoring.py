@@ -2,12 +2,12 @@
 
 It needs only the packages of the version's requirements, nothing from the job's image. It loads the files of the version with transformers and
 peft, and answers as the evaluation of the job does: a greedy answer has the same tokens. MLflow's own code for transformers pipelines
-answers with the prompt, tokenizes the beginning of a rendered conversation twice, and takes no columns.
+answers with the prompt, tokenizes the beginning of a rendered conversation twice, and accepts no columns.
 
 The settings in MLmodel, which `model_config` or MLFLOW_PYFUNC_INFERENCE_CONFIG may replace:
 
 input: the column with the prompts or the conversations.
-chat: whether these are conversations.
+chat: whether the column has conversations.
 base: where the base of an adapter is: a folder, an address that MLflow downloads, or a Hub id. None: in the version.
 revision: the commit of a base on the Hub.
 adapter: whether the adapter of the version is put on the base.
@@ -69,7 +69,7 @@ class FineTunedModel(PythonModel):
             **trust,
         )
         self._defaults = model.generation_config
-        # NB: generate() takes unset parameters from here, for example a repetition penalty that is meant for sampling.
+        # NB: generate() reads unset parameters from here, for example a repetition penalty that is meant for sampling.
         model.generation_config = GenerationConfig()
         config = model.config.get_text_config()
         self._context_tokens = getattr(config, "max_position_embeddings", None)
@@ -260,7 +260,7 @@ def _merge_settings(params: dict[str, Any], row: dict[str, Any]) -> dict[str, An
             )
     renamed = {_RENAMED.get(name, name): value for name, value in row.items()}
     settings = {**params, **renamed}
-    # NB: every request has all parameters: without a default as None, and lists as empty lists.
+    # NB: every request has all parameters: an unset parameter is None, or an empty list.
     return {name: value for name, value in settings.items() if value is not None and value != []}
 
 

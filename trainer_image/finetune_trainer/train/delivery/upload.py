@@ -22,7 +22,7 @@ _ENABLED_VARIABLE, _MIN_BYTES_VARIABLE = (
     "MLFLOW_ENABLE_PROXY_MULTIPART_UPLOAD",
     "MLFLOW_MULTIPART_UPLOAD_MINIMUM_FILE_SIZE",
 )
-# Two parts of MLflow's part size; its default of 500 MiB would send small models through the server.
+# Two parts of MLflow's part size. With MLflow's default minimum of 500 MiB, small models would go through the server.
 _MIN_MULTIPART_BYTES = 20 * 2**20
 _TIMEOUT_VARIABLE = "MLFLOW_HTTP_REQUEST_TIMEOUT"
 # The server answers only when the store has the complete file: 4 GB at 1 MB/s.

@@ -29,7 +29,7 @@ def build_mesh(strategy: str, world: World, timeout_seconds: int | None = None) 
     FSDP shards over all ranks, HSDP over the ranks of a pod; with DDP every rank has all parameters.
 
     Args:
-        strategy: of the recipe.
+        strategy: FSDP, HSDP or DDP.
         world: the ranks.
         timeout_seconds: of each collective with HSDP and DDP; None: torch's default. FSDP uses the process group and timeout of the world.
     """
@@ -86,7 +86,7 @@ def shard(network: Network, mesh: DeviceMesh, precision: str, *, replicate_froze
     shard_group(network, ignored_params=ignored_weights, reshard_after_forward=False)
     for module in find_fsdp_modules(network):
         module.set_gradient_divide_factor(1.0)
-        # NB: over gloo, averaging silently sums (pytorch#162338), and scaled sums do not exist.
+        # NB: force plain sums: over gloo, averaging silently sums (pytorch#162338), and scaled sums do not exist.
         module.set_force_sum_reduction_for_comms(True)
     return network
 
@@ -94,9 +94,9 @@ def shard(network: Network, mesh: DeviceMesh, precision: str, *, replicate_froze
 def _prefetch_head(head: Any, layers: Sequence[Any]) -> None:
     """Gather the output layer while the last decoder layer computes.
 
-    Otherwise its gather starts only when the CPU has launched that whole layer, which is too late if the GPU waits for the CPU. An
-    asynchronous gather must be requested ahead. It is asynchronous because FSDP otherwise keeps the buffer of the last gather until
-    the end of the forward pass: a second copy of the output layer during the loss, when memory is at its peak.
+    Otherwise the gather starts only when the CPU has launched that whole layer, which is too late if the GPU waits for the CPU. The gather
+    is asynchronous, and so must be requested ahead: after a synchronous gather, FSDP keeps the buffer until the end of the forward pass,
+    a second copy of the output layer during the loss, when memory is at its peak.
     """
     head._set_unshard_async_op(True)  # noqa: SLF001 - there is no public way
     for layer in layers[-1:]:
@@ -111,8 +111,9 @@ def find_fsdp_modules(network: nn.Module) -> list[FSDPModule]:
 def compile_layers(network: Network, backend: str | Callable[..., Any] = "inductor") -> None:
     """Compile each decoder layer separately: the layers are alike, so they share one compilation.
 
-    Call this after sharding: only the forward pass is compiled, without FSDP's hooks that gather and free weights. The embeddings need
-    a gradient even if they are frozen, like the inputs of the other layers: otherwise the first layer would have separate graphs.
+    Call this after sharding: only the forward pass is compiled, without FSDP's hooks that gather and free weights. Even if the
+    embedding is frozen, its output requires a gradient, like the inputs of all later layers: otherwise the first layer would have
+    separate graphs.
 
     Args:
         network: the network.

@@ -71,6 +71,7 @@ class Answers:
             return -(slope[chunk] * losses).sum()
 
         linear = self.network.head.sum_loss(score, self.hidden)
+        # The value is `loss`, and the gradient that of `linear`.
         return linear + (loss - linear).detach()
 
     def _sum_by_answer(self, values: torch.Tensor) -> torch.Tensor:
@@ -89,8 +90,8 @@ class AnswerObjective(Objective):
 class ReferenceObjective(AnswerObjective):
     """An objective that compares the answers' probabilities with the reference's.
 
-    The reference is the model before its first step. `prepare` computes its log-probabilities once, and the batches
-    carry them: no second model stays in memory.
+    The reference is the model before its first step. `prepare` computes its log-probabilities once, and each batch
+    contains those of its answers: no second model stays in memory.
     """
 
     has_reference: ClassVar[bool] = True

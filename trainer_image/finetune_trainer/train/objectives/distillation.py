@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 class Distillation(Objective):
     """weight x T^2 x KL(teacher || student) + (1 - weight) x cross-entropy, in nats; one loss per target.
 
-    The temperature T softens both distributions of the divergence. T^2 keeps the scale of its gradient (section 2 of
-    the paper).
+    The temperature T softens both distributions, which divides the divergence's gradient by about T^2: the factor T^2 restores it
+    (section 2 of the paper).
 
     Args:
         spec: temperature and weight.
@@ -35,7 +35,7 @@ class Distillation(Objective):
     def __call__(
         self, network: Network, batch: Batch, hidden: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the summed loss, an fp32 scalar, and the sum of its divergences."""
+        """Return the summed loss, an fp32 scalar, and the sum of the divergences."""
         targets = batch.at_targets(batch.targets)
         with torch.no_grad():
             teacher_hidden, _ = self.teacher(batch)

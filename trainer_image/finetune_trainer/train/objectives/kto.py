@@ -22,9 +22,9 @@ class Kto(ReferenceObjective):
     """Weight x (1 - sigmoid(beta x (gain - z))) for a good answer, and with (z - gain) for a bad one; one loss per example.
 
     The gain of an answer is its log-probability minus the reference's, and z an estimate of the divergence from
-    the reference: the mean gain of the prompts' second documents, with answers of other examples, or 0 if that is
-    negative. As in TRL, the mean is over the examples of one forward pass on all ranks, in training and in evaluation, and z
-    has no gradient. So the loss of an example depends a little on those that share its pass.
+    the reference: the mean gain of the second documents, in which prompts have the answers of other examples, or 0 if
+    the mean is negative. As in TRL, the mean is over the examples of one forward pass on all ranks, in training and in evaluation, and z
+    has no gradient. So the loss of an example depends a little on the other examples of its pass.
 
     Args:
         spec: beta, and the weights of good and of bad answers.
@@ -47,8 +47,8 @@ class Kto(ReferenceObjective):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the summed loss, an fp32 scalar, and the sums for the metrics.
 
-        These are the rewards of good answers, the rewards of bad answers, the number of good ones, that of bad ones, and z for each
-        example.
+        These are the rewards of good answers, the rewards of bad answers, the number of good answers, the number of bad
+        answers, and z for each example.
         """
         assert batch.labels is not None  # noqa: S101 - unpaired examples have them
         answers = Answers.of(network, batch, hidden)

@@ -18,7 +18,7 @@ _MAX_LOG_PROBABILITY = -1e-6
 
 
 class Orpo(AnswerObjective):
-    """-c - weight x log sigmoid(log odds(c) - log odds(r)), odds(p) = p / (1 - p); one loss per pair.
+    """-c - weight x log sigmoid(log odds(c) - log odds(r)), odds(x) = e^x / (1 - e^x); one loss per pair.
 
     c and r are the mean log-probabilities of the tokens of the chosen and of the rejected answer. -c is the cross-entropy of the
     chosen answer, as in the paper's equation 6 and in LLaMA-Factory; TRL's includes the tokens of the prompt. Rewards are
@@ -41,12 +41,12 @@ class Orpo(AnswerObjective):
         lengths = answers.lengths()
         means = answers.log_probabilities() / lengths
         bounded = means.clamp(max=_MAX_LOG_PROBABILITY)
-        # 1 - p; computed as 1 - exp(), it would lose its digits.
+        # 1 - p, where p = e^x; computed as 1 - exp(), it would lose its digits.
         complements = -torch.expm1(bounded)
         log_odds = bounded - complements.log()
         ratios = log_odds[:, 0] - log_odds[:, 1]
         losses = -means[:, 0] - self.weight * functional.logsigmoid(ratios)
-        # The derivative of log odds(p) with respect to log p is 1 / (1 - p).
+        # The derivative of log odds(x) is 1 / (1 - p).
         slopes = self.weight * torch.sigmoid(-ratios)[:, None] / complements
         slopes = torch.stack([-1 - slopes[:, 0], slopes[:, 1]], dim=-1) / lengths
         loss = answers.with_gradient(losses.sum(), slopes)

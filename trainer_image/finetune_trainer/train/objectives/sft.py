@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class Sft(Objective):
     """The cross-entropy of a batch's targets, in nats; one loss per target.
 
-    Label smoothing e (Szegedy et al., arXiv:1512.00567, section 7) makes it (1 - e) x target + e x uniform over the
+    Label smoothing e (Szegedy et al., arXiv:1512.00567, section 7) replaces a target by (1 - e) x target + e x uniform over the
     vocabulary, as `label_smoothing` of torch's cross_entropy and the LabelSmoother of transformers do. Evaluation losses are the
     plain cross-entropy, whatever e is: gates compare them, and exp(loss) is a perplexity.
 

@@ -79,7 +79,7 @@ def check(recipe: Recipe, processes: int, gpus: Gpus, parameters: Callable[[], i
     Args:
         recipe: the recipe.
         processes: ranks of this pod.
-        gpus: the GPUs that it sees.
+        gpus: the GPUs that this pod sees.
         parameters: counts the parameters of the base model; called only if the check depends on it.
 
     Raises:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from finetune_trainer.train.runtime.preemption import Preemption
 
 T = TypeVar("T")
+# Longer than any step takes, since a group must have a timeout.
 _HOST_GROUP_TIMEOUT = timedelta(days=2)
 
 
@@ -146,7 +147,7 @@ def join_ranks(*, timeout_seconds: int, preemption: Preemption | None = None) ->
         yield World(rank, size, local_rank, local_size, device, preemption, host, Card.of(device))
         has_ended = True
     finally:
-        # NB: all ranks destroy a group of NCCL together. After an error, the other ranks may still wait for this one in a collective, and it
-        # would wait for them before it reports the error (pytorch/torchtitan#1342).
+        # NB: all ranks destroy a group of NCCL together. After an error, this rank would wait for the others before it
+        # reports the error, and they may still wait for this rank in a collective (pytorch/torchtitan#1342).
         if dist.is_initialized() and (has_ended or not cuda):
             dist.destroy_process_group()

@@ -73,7 +73,7 @@ def on_sigterm(end: Callable[[], None]) -> Iterator[None]:
     """While inside, SIGTERM calls `end` in a separate thread.
 
     Python runs signal handlers between bytecodes of the main thread: never while that thread blocks in native code,
-    as in a rendezvous.
+    as in a rendezvous. A separate thread runs even then.
     """
     reader, writer = os.pipe()
     os.set_blocking(writer, False)

@@ -46,6 +46,6 @@ def _list_missing(recipe: Recipe) -> list[str]:
 
 
 def row_tokens(recipe: Recipe) -> int:
-    """Return the most tokens that a row of a batch holds: an example of two answers has two documents."""
+    """Return the most tokens that a row of a batch can have: an example of two answers has two documents."""
     documents = 2 if recipe.objective.type in COLUMNS_OF_OBJECTIVE else 1
     return documents * recipe.training.max_length

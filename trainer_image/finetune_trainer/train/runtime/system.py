@@ -28,7 +28,7 @@ class Sampler:
         self._process.cpu_percent()
 
     def sample(self) -> dict[str, float]:
-        """Return CPU in percent of one core since the last sample, memory in bytes, and the same of the GPU, if any."""
+        """Return CPU in percent of one core since the last sample, and memory in bytes; with a GPU, also its memory and use."""
         metrics = {
             "cpu_percent": self._process.cpu_percent(),
             "memory_bytes": float(self._process.memory_info().rss),

@@ -58,7 +58,7 @@ def adapt(model: PreTrainedModel, method: Method, base: str, new_tokens: NewToke
     if getattr(config, "ensure_weight_tying", False):
         _check_still_tied(adapted, names)
     for weight in trained_parameters(adapted):
-        # NB: a new parameter would no longer be tied.
+        # NB: changed in place, because a new parameter would no longer be tied.
         weight.data = weight.data.float()
     # An adapter is loaded with its base: record the name in the recipe, not a folder of this pod.
     adapted.peft_config["default"].base_model_name_or_path = base
@@ -69,7 +69,7 @@ def _explain_peft_error(method: Method, error: str) -> str:
     """Say what to change if peft cannot adapt a model."""
     if "ParamWrapper" not in error:
         return f"peft cannot adapt the model with method {method.type}: {error}"
-    # peft has a separate class for experts that a model keeps in one tensor, which supports less.
+    # For experts that a model stores in one tensor, peft has a separate class, ParamWrapper, which supports less.
     change = "set method.type to LoRA" if method.type == "DoRA" else "set method.lora.dropout to 0"
     return (
         f"method.lora.targetModules includes the model's experts, which peft can adapt only with LoRA and no dropout: {change}, "
@@ -95,7 +95,7 @@ def _build_lora_config(model: PreTrainedModel, method: Method, new_tokens: NewTo
         if trained_ends and tied_ends and not {*tied_ends} & {*trained_ends}:
             # NB: peft unties a layer without an error if its name is different, for example GPT-2's wte.
             names.append(tied_ends[-1])
-        # peft treats the output layer as it treats the embedding.
+        # peft applies the settings of the embedding to the tied output layer.
         ends, trained_ends = ends[:1], ends[:1] if trained_ends else []
     frozen_ends = [end for end in ends if end not in trained_ends]
     if new_tokens.ids:
@@ -106,7 +106,7 @@ def _build_lora_config(model: PreTrainedModel, method: Method, new_tokens: NewTo
         lora_alpha=lora.alpha,
         lora_dropout=lora.dropout,
         target_modules=list(lora.target_modules) or "all-linear",
-        # NB: towers get no gradient. peft matches a string against whole names.
+        # NB: adapters of towers would get no gradient. peft matches a string, as a pattern, against whole names.
         exclude_modules="|".join(rf"{re.escape(name)}(\..+)?" for name in tower_names) or None,
         use_rslora=lora.scaling == "RankStabilized",
         use_dora=method.type == "DoRA",
@@ -184,6 +184,7 @@ def _resolve_modules_to_save(model: PreTrainedModel, method: Method) -> list[str
                 f"method.lora.modulesToSave {name} is quantized to 4 bits by method QLoRA and cannot be trained: remove it, "
                 "or set method.type LoRA"
             )
+        # NB: peft also matches `norm` with `q_norm`, and layers in towers: then the full names are listed.
         suffix_matches = [layer for layer in layers if layer.endswith(name)]
         names += matching_layers if len(suffix_matches) > len(matching_layers) else [name]
     return names
@@ -247,7 +248,7 @@ def compute_initial_value(name: str, shape: torch.Size, seed: int) -> torch.Tens
 def choose_prompt_tokens(prompt: SoftPrompt, tokenizer: PreTrainedTokenizerBase, seed: int) -> torch.Tensor:
     """Return the tokens whose embeddings initialize prompt tuning, int64 [virtual tokens].
 
-    They are those of initText, repeated; without it, a sample of the vocabulary, by the seed (Lester et al.,
+    The tokens of initText, repeated; without initText, a sample of the vocabulary, by the seed (Lester et al.,
     arXiv:2104.08691, section 3.2, find both better than random values).
     """
     if prompt.init_text:

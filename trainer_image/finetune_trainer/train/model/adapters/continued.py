@@ -1,4 +1,4 @@
-"""Continues the training of an adapter: takes its configuration as the method, and its weights."""
+"""Continues the training of an adapter: its configuration becomes the method, its weights the initial values."""
 
 from __future__ import annotations
 

@@ -123,6 +123,7 @@ def initialize_trained_rows(model: torch.nn.Module) -> None:
     from peft.tuners.trainable_tokens import TrainableTokensLayer
 
     for layer in model.modules():
+        # A tied layer uses the trained rows of the layer that it is tied to.
         if isinstance(layer, TrainableTokensLayer) and layer.tied_adapter is None:
             weight: Any = layer.base_layer.weight
             all_rows = gather_tensor(weight).detach()

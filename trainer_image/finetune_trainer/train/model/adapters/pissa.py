@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _INITIAL = "initial"
 _ADAPTER = "default"
 # An exact decomposition takes twenty times as long (docs/design/speed.md) and is not needed: the model starts equal to its base
-# whatever the split. Each iteration multiplies the error by (singular value 2 rank + 1 / singular value rank) squared.
+# whatever the split. Each iteration multiplies the error by (s[2 rank + 1] / s[rank]) squared, where s are the singular values.
 _OVERSAMPLING, _ITERATIONS = 2, 16
 _SEED = 0
 
@@ -64,6 +64,7 @@ def check(model: nn.Module) -> None:
         names.setdefault(id(weight), []).append(name)
     for layer in _find_layers(model):
         weight, rank = layer.get_base_layer().weight, layer.r[_ADAPTER]
+        # The name in the adapted layer first.
         layer_name, *shared_names = sorted(names[id(weight)], key=lambda name: "base_layer" not in name)
         if shared_names:
             raise RecipeRefusedError(

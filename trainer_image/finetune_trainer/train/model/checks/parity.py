@@ -80,16 +80,16 @@ class Subject:
 class Comparison:
     """Differences between logits [tokens, vocabulary]: the upper quartile over the tokens of a document, then the maximum of two documents.
 
-    The difference at a token is the norm of the difference of two vectors of logits, divided by the norm of the second. Their means are
-    subtracted first, because they do not change probabilities.
+    At a token, two vectors of logits differ by |first - second| / |second|. From each vector its mean is subtracted first, because it does
+    not change probabilities.
     """
 
     reference: float
     """Between training's logits and the logits of the model's own forward pass."""
     context: float
-    """Between training's logits of the second document and its logits with another first document and another last token."""
+    """Between training's logits of the second document, and the same after another first document and with another last token."""
     look_ahead: float
-    """Between the model's own logits of a document and its logits with another last token, at the tokens before it."""
+    """Between the model's own logits of a document with two different last tokens, at the tokens before the last."""
     noise: float
     """Between the model's own logits with and without rounding noise in the embeddings."""
     precision: float
@@ -111,6 +111,7 @@ class Comparison:
 
 def packing_remedy(recipe: Recipe) -> str | None:
     """Return what to do if a model cannot separate the documents of a row; None: a row of this recipe has one document."""
+    # A row has both answers of an example, whatever training.packing is.
     if recipe.objective.type in COLUMNS_OF_OBJECTIVE:
         return "choose another model"
     return "set training.packing to false" if recipe.training.packing else None
@@ -215,7 +216,7 @@ def _try_to_compare(
     try:
         return _compare(network, device, is_packed=is_packed, is_eager=is_eager)
     except _MODEL_ERRORS as error:
-        # Errors of memory, of other ranks and of GPUs say nothing about the model.
+        # `explain_error` replaces errors of memory and of other ranks: like those of GPUs, they say nothing about the model.
         if explain_error(error, 0) is not error or "CUDA" in str(error):
             raise
         traceback.print_exc()
@@ -225,11 +226,11 @@ def _try_to_compare(
 def _compare(network: Network, device: torch.device, *, is_packed: bool, is_eager: bool) -> Comparison:
     documents = probe.build_documents(network.head.vocabulary)
     short_documents = [documents[0], documents[1][:_SECOND_TOKENS]]
-    # NB: the second document's last token predicts nothing, so only a model that looks ahead notices.
+    # NB: the second document's last token predicts nothing, so its change matters only to a model that looks ahead.
     changed_documents = [documents[2], np.append(documents[1][: _SECOND_TOKENS - 1], documents[2][:1])]
     rows = [[0, 1]] if is_packed else [[0], [1]]
     changed_ending = np.append(documents[1][:-1], documents[2][:1])
-    # Each document alone, the second with another last token, and both with noise.
+    # In each row one document: two documents, the second again with another last token, and both again with noise.
     single_documents = probe.build_batch([*documents[:2], changed_ending], [[0], [1], [2], [0], [1]], device)
 
     def compute(_: Network, _batch: pack.Batch, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -243,7 +244,7 @@ def _compare(network: Network, device: torch.device, *, is_packed: bool, is_eage
             _add_noise(network, first_row=3),
         ):
             reference_logits = network.compute_model_logits(single_documents)
-        # Virtual tokens come first.
+        # Only the last positions: virtual tokens come first, and training has no logits of them.
         return network.head.compute_logits(hidden), reference_logits[
             :, -single_documents.input_ids.shape[1] :
         ].float()

@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from finetune_trainer.train.runtime.distributed import World
 
     Gradients = dict[str, torch.Tensor]
-    """Of the input of a layer, and of each of its trained weights, by name."""
+    """The gradients of a layer's input and of the layer's trained weights, by name."""
 
 # A gradient may differ by this multiple of the difference between two equal runs, and by this many rounding errors of its type.
 _NOISE_FACTOR, _ROUNDING_ERRORS = 10.0, 4.0
-# A gradient below this share of the layer's gradient may consist only of rounding errors, like that of the bias of keys.
+# A gradient below this share of the layer's gradient may consist only of rounding errors, for example at the bias of keys.
 _MIN_GRADIENT_SHARE = 1e-3
 # Numbers of a gradient that are compared at a time.
 _MAX_NUMBERS_PER_PIECE = 2**24
@@ -47,7 +47,7 @@ class Verdict:
     """The result of `verify`.
 
     requested: the activation checkpointing that was checked.
-    kind: the one to use.
+    kind: the activation checkpointing to use.
     key: what the result depends on, from `probe.compute_key`.
     """
 
@@ -104,7 +104,7 @@ def enable(model: nn.Module, kind: Recomputation, *, compiled: bool = False) -> 
 
 
 def should_verify(kind: Recomputation, recipe: Recipe) -> bool:
-    """Whether `verify` must compare gradients; not if the compiler chooses what to save: it knows in-place operations."""
+    """Whether `verify` must compare gradients; not if the compiler chooses what to save, because it recognizes in-place operations."""
     return kind != "None" and not _uses_memory_budget(kind, compiled=recipe.training.compile)
 
 
@@ -216,6 +216,7 @@ def _capture_calls(network: Network, device: torch.device) -> list[_Call]:
     """Run a forward pass, and return the call of the first layer of each class."""
     document, *_ = probe.build_documents(network.head.vocabulary)
     batch = probe.build_batch([document], [[0]], device)
+    # In reverse order, so that the first layer of a class replaces the later layers.
     layers = {
         _list_module_types(layer): (number, layer)
         for number, layer in reversed([*enumerate(decoder_layers(network))])
@@ -231,6 +232,7 @@ def _capture_calls(network: Network, device: torch.device) -> list[_Call]:
         elif names:
             hidden, forward = kwargs[names[0]], lambda states: layer.forward(**{**kwargs, names[0]: states})
         else:
+            # Without hidden states among the arguments, the layer cannot be compared.
             return
         # NB: models change hidden states in place.
         calls.append(_Call(f"layer {number}", layer, hidden.detach().clone(), forward))
@@ -278,6 +280,7 @@ def _compare_layer(call: _Call, device: torch.device, options: Mapping[str, Any]
     try:
         recomputed = _compute_gradients(call, device, **options)
     except (torch.OutOfMemoryError, torch.AcceleratorError):
+        # RuntimeErrors of the device, not of the recomputation.
         raise
     except RuntimeError as error:
         return f"{call.name} fails with {first_line(error)[:_MAX_ERROR_CHARS]}"
@@ -348,7 +351,7 @@ def _describe_difference(
     Args:
         layer: its name.
         plain: the gradients without recomputation.
-        noise: the distance of each gradient from that of an equal run.
+        noise: the distance of each gradient from the same gradient in an equal run.
         recomputed: the gradients with recomputation.
     """
     layer_norm = math.hypot(*(_norm(gradient) for gradient in plain.values()))
@@ -359,6 +362,7 @@ def _describe_difference(
             continue
         rounding = _ROUNDING_ERRORS * torch.finfo(gradient.dtype).eps * magnitude
         distance = _distance(recomputed[name], gradient) if name in recomputed else magnitude
+        # NB: `not <=`, because a NaN distance is a difference too.
         if not distance <= _NOISE_FACTOR * noise[name] + rounding:
             return f"the gradient of {name} in {layer} differs by {distance / magnitude:.1%}"
     return None

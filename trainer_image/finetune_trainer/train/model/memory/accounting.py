@@ -51,7 +51,7 @@ _BLOCKING_OPERATIONS = {
 
 @dataclass(frozen=True)
 class Traffic:
-    """Collectives of one kind: how many, and the bytes of the larger of input and output of each, summed."""
+    """Collectives of one kind: their number, and the sum of their sizes in bytes, each the larger of input and output."""
 
     count: int
     size: int

@@ -19,11 +19,13 @@ GIB = 2**30
 _EIGHT_BIT_MOMENTS_BYTES = 2 * (1 + 4 / 256)
 # Activations that a layer keeps per token, in units of width x bytes per number, without attention weights (counted as in
 # Korthikanti et al., arXiv:2205.05198, table 2). Measured as the memory that a Llama's forward pass leaves allocated
-# (tests/unit/trainer/model/memory/test_estimate.py repeats it): with None 11 widths in fp32 and 13 in bf16, where norms compute in
-# fp32, and 4 widths of the feed-forward layer; with Selective 5 and 1. Adapters add matrix products: a planned Llama 3.1 8B keeps 6
-# and 2 with Selective. With None they save 4 widths: the weights of norms are frozen, and their gradients would need fp32 numbers.
+# (tests/unit/trainer/model/memory/test_estimate.py repeats it). In widths of the model; None is 11 in fp32, and 13 in bf16, where
+# norms compute in fp32.
 _ATTENTION_WIDTHS = {"None": 12.0, "Selective": 5.0, "Full": 1.0}
+# In widths of the feed-forward layer.
 _FEED_FORWARD_WIDTHS = {"None": 4.0, "Selective": 1.0, "Full": 0.0}
+# Adapters add matrix products: with Selective, a planned Llama 3.1 8B keeps 6 and 2 widths. With None they save 4 widths of the model:
+# the weights of norms are frozen, and their gradients would need fp32 numbers.
 _ADAPTER_ATTENTION_WIDTHS = {"None": -4.0, "Selective": 1.0, "Full": 0.0}
 _ADAPTER_FEED_FORWARD_WIDTHS = {"None": 0.0, "Selective": 1.0, "Full": 0.0}
 # Widths per copy of a token for an expert: the input of the expert, its output, and the output times the router's weight.
@@ -42,7 +44,7 @@ class Estimate:
     optimizer: float
     activations: float
     gathered: float
-    """Gathered weights of the current and the next layer, of the embedding and the output layer, and a gradient of these while it is reduced."""
+    """Gathered weights of the current and the next layer, the embedding and the output layer, and one of their gradients during its reduction."""
     logits: float
     """Logits of a chunk with their gradients."""
 
@@ -134,7 +136,7 @@ class _Step:
     def recompute_last_layer(self) -> Estimate:
         """The last layer is recomputed in full, and its gradient computed, while the next one is gathered."""
         baseline, shape = self.baseline, self.shape
-        # The gradient of an untied output layer is being reduced; that of a tied layer waits for the embedding's.
+        # The gradient of an untied output layer is being reduced; a tied layer's gradient waits for the embedding's.
         output_gradient = self.compute_bytes * shape.head if shape.tied else 4 * shape.output_trained
         layer_gradient = (self.compute_bytes + 4) * self.trained_layer
         layer_activations = estimate_activation_bytes(shape, self.tokens, self.compute_bytes, "None")
@@ -185,7 +187,7 @@ class _Step:
     @property
     def all_gradients(self) -> float:
         """Bytes of the gradients of all trained weights."""
-        # FSDP sums them over replicas in fp32.
+        # With HSDP and DDP, gradients accumulate in fp32 until they are summed over the replicas.
         in_fp32 = self.is_accumulating and self.recipe.distributed.strategy != "FSDP"
         return (4 if in_fp32 else self.trained_bytes) * self.shape.trained / self.shards
 

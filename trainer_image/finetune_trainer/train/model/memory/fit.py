@@ -30,17 +30,18 @@ if TYPE_CHECKING:
 
 # From the least recomputation to the most.
 KINDS: tuple[Recomputation, ...] = ("None", "Selective", "Full")
-# Usable share of a device's memory: allocators, collectives and fragmentation take the rest.
+# Usable share of a device's memory: allocators, collectives and fragmentation use the rest.
 _USABLE_SHARE = 0.92
 # Large chunks must fit into this share of the limit: the estimate is within 15% of a step's memory, and a job that fits with small
 # chunks must not run out of memory to gain time.
 _LARGE_CHUNKS_SHARE = 0.9
-# A base with a smaller share in 4 bits is a mixture of experts: embeddings are at most a quarter of a small model.
+# A base with a smaller share in 4 bits is a mixture of experts: embeddings, the other weights that are not quantized, are at most a
+# quarter of a small model.
 _MIN_PACKED_SHARE = 0.5
 
 
 def read_memory_limit(world: World) -> float:
-    """Read the memory limit of one rank in bytes: that of its GPU, or its share of the pod's."""
+    """Read the memory limit of one rank in bytes: the memory of its GPU, or its share of the pod's; infinite if unknown."""
     if world.card is not None:
         return float(world.card.memory)
     limits = []
@@ -54,7 +55,7 @@ def read_memory_limit(world: World) -> float:
 
 @dataclass(frozen=True)
 class Choice:
-    """The parts of a rank's memory that a job uses.
+    """How a job uses the memory of a rank.
 
     kind: the activation checkpointing, one of KINDS.
     chunk_numbers: logits of a chunk of the loss.

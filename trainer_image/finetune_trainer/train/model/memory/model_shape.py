@@ -146,7 +146,7 @@ def _find_packed_weights(network: Network) -> set[nn.Parameter]:
 
 
 def _compute_stored_bytes(network: Network, packed_weights: set[nn.Parameter]) -> float:
-    """Return the bytes of a frozen base in four bits, before and after its weights are packed.
+    """Return the bytes of a frozen base in four bits: the same, whether its weights are already packed or not.
 
     Four bits a number and an fp32 constant every 64, which double quantization reduces (Dettmers et al.,
     arXiv:2305.14314, section 3).

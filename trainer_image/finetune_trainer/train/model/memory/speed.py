@@ -12,7 +12,7 @@ from finetune_trainer.train.model.network import experts
 if TYPE_CHECKING:
     from finetune_trainer.train.model.network.trained_network import Network
 
-# Dense bf16 FLOP/s by a part of the device's name, from NVIDIA's data sheets.
+# Dense bf16 FLOP/s by a part of the device's name, from NVIDIA's data sheets. The first part that matches counts: longer parts first.
 _PEAK_FLOPS = {
     "H200 NVL": 835e12,
     "H200": 989e12,
@@ -84,7 +84,7 @@ def count_numbers(weight: torch.Tensor) -> int:
 
 
 def read_peak_memory(device: torch.device) -> int:
-    """Read the peak memory of this rank in bytes: that of the GPU, or of the process without a GPU."""
+    """Read the peak memory of this rank in bytes: of the GPU, or, without a GPU, of the process."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
     # NB: not ru_maxrss, which starts from the peak of the process that started this one.

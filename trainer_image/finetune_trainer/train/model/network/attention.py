@@ -52,6 +52,7 @@ def isolate(model: PreTrainedModel, *, card: Card | None, half: bool, soft_promp
         soft_prompt: whether virtual tokens precede the documents; in isolation, documents would not attend to them.
     """
     config = model.config.get_text_config()
+    # NB: only the kernel of GPUs needs values as wide as keys; no config has a field with an empty name.
     unsupported_options = ("attn_logit_softcapping", "attn_temperature_tuning", "v_head_dim" if card else "")
     # NB: models with attention sinks or soft caps do not support SDPA.
     is_plain = model._supports_sdpa and not any(getattr(config, name, None) for name in unsupported_options)  # noqa: SLF001
@@ -75,7 +76,7 @@ def can_mask_documents(model: PreTrainedModel) -> bool:
 
 @contextmanager
 def use_eager_attention(model: PreTrainedModel) -> Iterator[None]:
-    """Let a model compute with its eager attention, the reference implementation; older model classes have only one attention."""
+    """Let a model compute with its eager attention, the reference implementation; older model classes keep their only attention."""
     from transformers import PreTrainedModel
 
     parts = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
@@ -177,7 +178,7 @@ def isolated_attention(
         attention_mask: None; `cu_seqlens` replaces it.
         scaling: of the scores.
         dropout: probability of attention dropout.
-        sliding_window: tokens that a token attends to, itself included.
+        sliding_window: tokens that a token attends to, itself included; None: no limit.
         cu_seqlens: where each document begins in the flattened rows, int32 [documents + 1].
         max_seqlen: tokens in the longest document.
         gpu: whether to use the kernel of GPUs, which a plan calls on fake tensors.
@@ -210,6 +211,7 @@ def _attend_on_gpu(
     options: dict[str, Any] = {"enable_gqa": True} if groups > 1 and _can_group_heads() else {}
     if groups > 1 and not options:
         key, value = (states.repeat_interleave(groups, dim=1) for states in (key, value))
+    # Tokens before and after a token; -1: all.
     window_size = (-1 if window is None else window - 1, 0)
     out: torch.Tensor = find_varlen_attention()(
         query,

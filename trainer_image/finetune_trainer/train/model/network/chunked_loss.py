@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     Logits = Callable[[torch.Tensor], torch.Tensor]
     """Takes hidden states [tokens, width]; returns their logits, fp32 [tokens, vocabulary]."""
 
-# Logits of a chunk: 128 MB in fp32, and 1 GB if memory allows it and the output layer is trained, since each chunk adds a
-# gradient of the whole layer to the sum; not in FP16 (`fit.decide`).
+# Logits of a chunk: 128 MB in fp32 in a small chunk, 1 GB in a large chunk. Large chunks save time if the output layer is trained, since
+# each chunk adds a gradient of the whole layer to the sum. `fit.decide` chooses.
 SMALL_CHUNK_NUMBERS, LARGE_CHUNK_NUMBERS = 32 * 2**20, 256 * 2**20
 # Largest gradient of a chunk's logits after scaling for fp16: as large as the output layer's sum over a small chunk allows.
 _MAX_GRADIENT = 4.0

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 _PER_LAYER_FIELDS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 _PER_TOKEN_FIELDS = ("num_experts_per_tok", "top_k_experts")
-# A config has either the total size of the experts that every token uses, or their number, each of the usual size.
+# Experts that every token uses: a config has either their total size, or their number, each of the usual size.
 _SHARED_SIZE_FIELDS = ("shared_expert_intermediate_size", "shared_intermediate_size")
 _SHARED_COUNT_FIELDS = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
 # Models with a dense layer of intermediate_size in addition to the experts.
@@ -36,7 +36,7 @@ def count_per_token(config: Config) -> int:
 
 
 def compute_feed_forward_width(config: Config) -> int:
-    """Return the width of a token between the products of a feed-forward layer, summed over all experts that it uses."""
+    """Return the width of a token between the products of a feed-forward layer, summed over all experts that the token uses."""
     default_width = _read_first(config, ("intermediate_size",)) or 4 * int(config("hidden_size"))
     experts_per_token = count_per_token(config)
     if not experts_per_token:

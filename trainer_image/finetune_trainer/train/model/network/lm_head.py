@@ -1,4 +1,4 @@
-"""The output layer of a model: its logits, and losses of them in chunks."""
+"""The output layer of a model: its logits, and losses that compute them in chunks."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Head(nn.Module):
 def _apply(layer: Any, hidden: torch.Tensor) -> torch.Tensor:
     """Return the logits of an output layer, with the trained rows of new tokens.
 
-    NB: peft's own forward copies the whole weight for each chunk of tokens to insert these rows, and computes its gradient.
+    NB: peft's own forward copies the whole weight for each chunk of tokens to insert these rows, and computes the gradient of the copy.
     """
     adapter = getattr(layer, "token_adapter", None)
     if adapter is None:

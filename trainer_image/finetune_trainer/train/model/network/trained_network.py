@@ -53,7 +53,7 @@ class Objective(Protocol):
         return batch.targets_count
 
     def means(self, sums: Sequence[float], count: float) -> dict[str, float]:
-        """Return the metrics of some batches: by default the mean of each over the losses.
+        """Return the metrics of some batches: by default each sum divided by `count`.
 
         Args:
             sums: the sums of the batches of all ranks.
@@ -206,7 +206,8 @@ def base_of(model: nn.Module) -> PreTrainedModel:
 def decoder_of(base: PreTrainedModel) -> nn.Module:
     """Return the decoder of a model, which computes hidden states from tokens.
 
-    NB: get_decoder() returns Llama 4's text model itself, and the output layer of ModernBERT's decoder (transformers 5.23).
+    NB: get_decoder() returns `base` for Llama 4's text model, and an output layer for ModernBERT's decoder (transformers 5.23): then a
+    child of `base` is the decoder.
     """
     from transformers import PreTrainedModel
 
@@ -222,6 +223,7 @@ def decoder_layers(network: Network) -> list[nn.Module]:
     layers = getattr(decoder, "layers", None)
     if isinstance(layers, nn.ModuleList):
         return list(layers)
+    # Under another name, the decoder's layers are its longest list of modules.
     lists = [list(module) for module in decoder.modules() if isinstance(module, nn.ModuleList)]
     return max(lists, key=len, default=[])
 

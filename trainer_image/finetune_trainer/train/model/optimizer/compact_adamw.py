@@ -27,10 +27,10 @@ _NUMBERS_PER_UPDATE = 4 * 2**20
 class CompactAdamW(torch.optim.Optimizer):
     """AdamW (Loshchilov and Hutter, arXiv:1711.05101) that computes in fp32 and stores smaller states.
 
-    The quantization is that of bitsandbytes: 8-bit codes, and an fp32 scale for each block of 256 numbers (Dettmers et al.,
+    The quantization is that of bitsandbytes: 8-bit codes, and an fp32 scale for each block of at most 256 numbers (Dettmers et al.,
     arXiv:2110.02861). A block never crosses rows: each rank holds whole blocks, so that a different
-    number of ranks can read a checkpoint of 8-bit moments. The optimizer of bitsandbytes does not support sharded tensors, and that of
-    torchao selects 8-bit moments by the size of a shard. Moments of small tensors, of tensors whose rows are not a multiple of 64, and
+    number of ranks can read a checkpoint of 8-bit moments. The optimizer of bitsandbytes does not support sharded tensors, and
+    torchao's selects 8-bit moments by the size of a shard. Moments of small tensors, of tensors whose rows are not a multiple of 64, and
     of embeddings are fp32.
 
     Weights in bf16 are rounded stochastically (arXiv:2010.06192): the nearer a neighbor, the more probable it is. Updates smaller than half
@@ -180,7 +180,7 @@ class _Moment:
 def _compute_update(
     weight: torch.Tensor, mean: torch.Tensor, square: torch.Tensor, step: torch.Tensor, group: dict[str, Any]
 ) -> torch.Tensor:
-    """Return rows of a weight after a step, in fp32. The new moments are overwritten."""
+    """Return rows of a weight after a step, in fp32. Overwrites `mean` and `square`."""
     (beta1, beta2), rate = group["betas"], group["lr"]
     denominator = square.sqrt_().div_((1 - beta2**step).sqrt()).add_(group["eps"])
     update = mean.div_(1 - beta1**step).div_(denominator)
@@ -190,7 +190,7 @@ def _compute_update(
 def find_embeddings(model: nn.Module) -> list[nn.Parameter]:
     """Return the trained weights of embeddings, including one that is shared with the output layer.
 
-    Few rows of an embedding get a gradient in a step, and gradients differ in size: transformers keeps their moments in fp32 with
+    Few rows of an embedding get a gradient in a step, and gradients differ in size: transformers keeps the moments in fp32 with
     the AdamW8bit of bitsandbytes (transformers.Trainer.create_optimizer; arXiv:2110.02861, section 2.3).
     """
     weights = (module.weight for module in model.modules() if isinstance(module, nn.Embedding))

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 # Biases and norms, by their names in lower case. Source: transformers' Trainer.get_decay_parameter_names.
 _NOT_DECAYING = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)")
 # The rates of state space models. Source: their reference code marks A_log and D with `_no_weight_decay`
-# (github.com/state-spaces/mamba, mamba_simple.py); D has one dimension.
+# (github.com/state-spaces/mamba, mamba_simple.py); D has one dimension, so it does not decay anyway.
 _STATE_SPACE_RATES = re.compile(r"(?:^|\.)A_log$")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-# As in torch.amp.GradScaler, except the minimum scale: below it, the scale cannot be the cause of a broken step.
+# As in torch.amp.GradScaler, except the minimum scale: a step that is broken at this scale has another cause.
 _INITIAL_SCALE, _MIN_SCALE, _GROWTH_STEPS = 2.0**16, 1.0, 2000
 
 

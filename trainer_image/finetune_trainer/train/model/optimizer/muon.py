@@ -54,6 +54,7 @@ class Muon(torch.optim.Muon):
         buffer, _ = local_rows(state["momentum_buffer"])
         mean = buffer.lerp(gradient, 1 - momentum)
         buffer.copy_(torch.where(is_applied, mean, buffer))
+        # Nesterov's momentum, as by default in torch.
         direction = _orthogonalize(weight, gradient.lerp(mean, momentum), group)
         values, _ = local_rows(weight)
         updated = values * (1 - rate * group["weight_decay"])

@@ -29,7 +29,7 @@ class StepResult(NamedTuple):
     is_finite: torch.Tensor
     """Whether the gradients were finite."""
     has_diverged: torch.Tensor
-    """Whether the gradients were not finite although the loss scale, which halves with each of these steps, is not the cause."""
+    """Whether the gradients were not finite and the loss scale is not the cause: there is none, or it has been halved to its minimum."""
 
 
 class Optimizer:

@@ -1,4 +1,4 @@
-"""Fills the weights of a sharded model: the base's from its files, the method's from the seed or from an adapter."""
+"""Fills the weights of a sharded model: the base model's from its files, the method's from the seed or from an adapter."""
 
 from __future__ import annotations
 
@@ -50,6 +50,7 @@ def fill(
         RecipeRefusedError: files are missing, damaged, or of another model.
     """
     materialize(model, world.device)
+    # A quantized base is loaded with its weights.
     if recipe.method.type != "QLoRA":
         read_weights(model, recipe.model, source, world, new=NewTokens.of(recipe.model, tokenizer))
     if recipe.model.new_tokens:
@@ -118,10 +119,10 @@ def read_weights(
 
 @dataclass(frozen=True)
 class _Target:
-    """The tensors that a weight of the base's files is copied to.
+    """The tensors of a model that get the values of one weight in the base's files.
 
     tensors: all of the same shape. A layer of modulesToSave has two: the original and the trained copy.
-    new: tokens that the weight gets rows for.
+    new: the tokens for which the weight gets rows.
     """
 
     tensors: list[torch.Tensor] = field(default_factory=list)
@@ -172,7 +173,7 @@ def _collect_parts(names: Collection[str], spec: Model, source: Path) -> dict[st
 
     trust = spec.trust_remote_code
     config = AutoConfig.from_pretrained(str(source), trust_remote_code=trust)
-    # NB: an empty model, because transformers expects its own names, and the model has those of peft and FSDP.
+    # NB: a new empty model, because the conversion expects the names of transformers, and peft and FSDP have changed those of the model.
     return stored_tensors.map_layout(build_empty_model(config, torch.float32, trust=trust), parts).parts
 
 
@@ -226,7 +227,7 @@ def _broadcast(targets: dict[str, _Target], spec: Model, source: Path, world: Wo
 
     weights = world.agree(load)
     for name, target in targets.items():
-        # The dtype of the trained copy in fp32, if there is one.
+        # The widest dtype: a trained copy is fp32, and its original may be narrower.
         dtype = max((tensor.dtype for tensor in target.tensors), key=lambda kind: kind.itemsize)
         value = weights[name].to(dtype) if world.leads else torch.empty(target.shape, dtype=dtype)
         dist.broadcast(value, src=0)

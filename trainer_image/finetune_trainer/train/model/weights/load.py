@@ -97,7 +97,7 @@ def build_empty_model(config: Any, dtype: torch.dtype, *, trust: bool) -> PreTra
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=trust)
     # NB: parameters that are created on the meta device are not tied.
     model.tie_weights()
-    # Only buffers: FSDP casts the parameters in each pass.
+    # Not parameters, because FSDP casts them in each pass.
     is_fp32 = fp32_name_filter(model, dtype)
     for name, buffer in model.named_buffers():
         if is_fp32(name):
@@ -146,7 +146,7 @@ def load_quantized(
         recipe: a recipe with method QLoRA.
         source: folder of the base model.
         world: the ranks.
-        skeleton: the skeleton of the model, whose attention implementation it uses.
+        skeleton: from `build_skeleton`: the result has the same attention implementation and tied weights.
         new_tokens: tokens that get rows.
 
     Raises:
@@ -164,7 +164,7 @@ def load_quantized(
             device_map={"": world.device},
             quantization_config=config,
         )
-    # NB: the config may differ from the files.
+    # NB: the files decide, as for the skeleton: their config may say otherwise.
     model.config.tie_word_embeddings = skeleton.config.tie_word_embeddings
     for module in model.modules():
         prevent_repacking(module)

@@ -40,8 +40,8 @@ def fetch(
         spec: which model.
         directory: folder for downloaded and merged models.
         world: the ranks; all of them must call this, and the first of each pod does the work.
-        field: the recipe's field that names it.
-        with_digest: whether rank 0 needs the digest of a base without one, because the exported adapter names it.
+        field: the recipe's field that names the model.
+        with_digest: whether rank 0 computes the digest of a base that has none: the exported adapter records it.
         check: checks the folder of the base's config before the weights are fetched.
 
     Raises:
@@ -117,7 +117,7 @@ def merge_into_base(
         adapter: folder of the adapter.
         spec: the model, for error messages.
         directory: where the merged model is saved.
-        field: the recipe's field that names it.
+        field: the recipe's field that names the model.
         new_tokens: tokens of the adapter that the base does not have.
 
     Raises:
@@ -158,10 +158,10 @@ def copy_base(base: Path, spec: Model, directory: Path, field: str = "model.base
     """Save an unchanged base, in the dtype of its config; the host holds one file of weights, or all of a pickle.
 
     Args:
-        base: its folder.
+        base: folder of the base.
         spec: the model, for error messages.
-        directory: where it is saved.
-        field: the recipe's field that names it.
+        directory: where the copy is saved.
+        field: the recipe's field that names the model.
 
     Raises:
         RecipeRefusedError: the base cannot be loaded.

@@ -66,7 +66,7 @@ class Standalone:
         spec: names the base.
         source: folder of the base.
         new_tokens: tokens that get rows.
-        adapter_names: parameters of the base that an adapter replaces: they are in memory.
+        adapter_names: parameters of the base that an adapter replaces; they are read into memory.
 
     Raises:
         OSError, ValueError, KeyError, SafetensorError: the base cannot be loaded.
@@ -102,7 +102,7 @@ class Standalone:
         self._merged: dict[str, torch.Tensor] = {}
 
     def _tie(self) -> None:
-        """Tie weights that are stored twice: transformers compares them only if they are loaded."""
+        """Tie weights that are stored twice, if they are equal: transformers does so only with loaded weights."""
         for name, tied_name in stored_tensors.find_tied_duplicates(self.model, self._parts):
             if stored_tensors.is_equal(self._parts[name], self._parts[tied_name]):
                 module, _, key = name.rpartition(".")
@@ -127,6 +127,7 @@ class Standalone:
         buffers = {name for name, _ in self.model.named_buffers()}
         for name, tensor in self.model.state_dict().items():
             part = self._parts.get(name)
+            # `_initialize_buffers` has set them.
             if part is None and name in buffers:
                 continue
             if part is None or list(part.shape) != list(tensor.shape):
@@ -176,6 +177,7 @@ class Standalone:
         tuner = adapted.base_model
         tuner._check_merge_allowed()  # noqa: SLF001 - peft's merge_and_unload begins with it
         for name, module in tuner.model.named_modules():
+            # A layer inside a layer of the adapter is merged with it.
             is_inside = any(name.startswith(f"{layer}.") for layer in self._layers)
             if not is_inside and (
                 hasattr(module, "unload_and_optionally_merge_module") or hasattr(module, "base_layer")
@@ -264,7 +266,7 @@ class Standalone:
             for name, tensor in tensors.items():
                 tensor.copy_(file_tensors.take(name))
             save_file(tensors, folder / file, metadata={"format": "pt"})
-            # NB: save_file leaves reference cycles to the tensors (numpy's `ctypes`), which are collected later.
+            # NB: free the memory now: save_file creates reference cycles to the tensors (numpy's `ctypes`), which are collected later.
             for tensor in tensors.values():
                 tensor.untyped_storage().resize_(0)
         if shards.is_sharded:

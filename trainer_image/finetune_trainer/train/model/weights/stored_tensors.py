@@ -35,7 +35,7 @@ class Part(Protocol):
 
 
 class _LastOpenedFile:
-    """Keeps only the last file open: reopening it would read a header that is large with thousands of experts; mapped files are large too."""
+    """Keeps only the last file open: mapped files are large, and so is a header with thousands of experts, which reopening would read."""
 
     def __init__(self) -> None:
         self._path: Path | None = None
@@ -61,6 +61,7 @@ class Stored:
 
     def __getitem__(self, at: slice) -> torch.Tensor:
         file = self._opened(self.path)
+        # A scalar has no slices.
         values: torch.Tensor = file.get_slice(self.name)[at] if self.shape else file.get_tensor(self.name)
         return values
 
@@ -101,8 +102,8 @@ def _find_files(source: Path) -> list[Path]:
 class Layout:
     """The mapping of tensors in files to the parameters of a model, and back.
 
-    parts: the parameters and persistent buffers that the files hold, by their names in the model.
-    targets: the parameters that each tensor in the files is part of, by its name there; without tensors that the model does not have.
+    parts: the parameters and persistent buffers that the files contain, by their names in the model.
+    targets: for the name of each tensor in the files, the parameters that the tensor is part of; without tensors that the model lacks.
     """
 
     parts: dict[str, Part]
@@ -138,6 +139,7 @@ def map_layout(model: PreTrainedModel, stored: Mapping[str, Part]) -> Layout:
     converted: dict[str, dict[str, list[str]]] = {}
     for name in sorted(stored, key=dot_natural_key):
         target, pattern = rename_source_key(name, renamings, converters, model.base_model_prefix, state)
+        # As in transformers: a name that the model has is not renamed, apart from its prefix.
         if target not in state and name in state:
             target, pattern = rename_source_key(name, [], [], model.base_model_prefix, state)
         if target not in state:
@@ -197,6 +199,7 @@ class _Conversion:
     def build_parts(self) -> dict[str, Part]:
         """Return the parameters, by name."""
         shapes = self._run(lambda part: torch.empty(list(part.shape), device="meta"), self.sources)
+        # Rows can be made alone if each pattern has one tensor per row.
         count = {len(parts) for parts in self.sources.values()}
         stacked = self._stacks_rows() and all(shape.shape[0] in count for shape in shapes.values())
         by_rows = stacked and len(count) == 1
