@@ -20,7 +20,7 @@ ANSWER: Message = {"role": "assistant", "content": "It is answered."}
 def find_end_text(tokenizer: PreTrainedTokenizerBase) -> str:
     """Return the text after an answer in the chat template, without white space around it.
 
-    It is empty if there is no template, or if the template changes what an answer says.
+    It is empty if there is no template, or if the template refuses a short conversation or changes the text of its answer.
     """
     if tokenizer.chat_template is None:
         return ""
@@ -33,7 +33,7 @@ def find_end_text(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def find_end_token(tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """Return the token at which servers stop after an answer: the first special token of its end text, or that text if it is one token.
+    """Return the token at which servers stop after an answer: the first special token of `find_end_text`, or its only token.
 
     Returns:
         None: there is no template, or the end of an answer is several tokens, at which no server stops.
@@ -44,7 +44,7 @@ def find_end_token(tokenizer: PreTrainedTokenizerBase) -> int | None:
 def has_end(tokenizer: PreTrainedTokenizerBase, text: str) -> bool:
     """Return whether a text after an answer has a special token, or the text with which the chat template ends an answer.
 
-    The end excludes an end-of-text token, which a template may write only after the last answer.
+    An end-of-text token is not part of that text, unless it is the whole text: a template may write it only after the last answer.
     """
     (tokens,) = encode(tokenizer, [text], special=False)
     end = find_end_text(tokenizer)
@@ -64,7 +64,7 @@ def explain_missing_stop(tokenizer: PreTrainedTokenizerBase) -> str | None:
 
 
 def _split_end(tokenizer: PreTrainedTokenizerBase) -> tuple[str, int | None]:
-    """Return the text between an answer and the token at which servers stop, and that token."""
+    """Return the text between an answer and the token at which servers stop, and that token; the whole end and None if there is none."""
     end = find_end_text(tokenizer)
     (tokens,) = encode(tokenizer, [end], special=False)
     special = _find_special(tokenizer, end, tokens)
@@ -80,7 +80,7 @@ def _find_special(tokenizer: PreTrainedTokenizerBase, end: str, tokens: list[int
         *tokenizer.all_special_ids,
         *(token for token, added_token in added.items() if added_token.special),
     }
-    # NB: the token of unknown characters is a special one too, and is not in the text.
+    # NB: the token for unknown characters is special too, but its own text is not in `end`, so it does not count.
     return next(
         (token for token in tokens if token in special and _get_token_text(tokenizer, token) in end), None
     )

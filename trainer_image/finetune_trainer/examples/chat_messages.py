@@ -33,12 +33,12 @@ CARRIED = ("tool_calls", "tool_call_id", "name", *REASONING, WEIGHT)
 FIELDS = {"role": "from", "content": "value"}
 """The fields that each message has, in OpenAI's format and in ShareGPT's."""
 ROLES = {"human": "user", "gpt": "assistant", "function": "tool"}
-"""Roles that have another name in OpenAI's format: those of ShareGPT (source: FastChat, conversation format of Vicuna), and the one that
+"""Roles that have another name in OpenAI's format: ShareGPT's (source: FastChat, conversation format of Vicuna), and `function`, which
 `tool` has replaced."""
 INSTRUCTING = ("system", "developer")
 """Roles of the messages that tell the assistant what to do in all conversations."""
 UNSPOKEN = (*INSTRUCTING, "tool")
-"""Roles of messages that are neither the user's nor the assistant's; any other role is another name for one of these two."""
+"""Roles of messages that are neither the user's nor the assistant's; any other role is a name for the user or the assistant."""
 LEGACY_CALL = "function_call"
 """The field that `tool_calls` has replaced in OpenAI's format: one call, without its wrapper."""
 
@@ -85,7 +85,7 @@ def _has_name(call: Any) -> bool:
     try:
         parsed = json.loads(call) if isinstance(call, str) else call
     except ValueError:
-        # The error is reported when the calls are parsed.
+        # Invalid JSON counts as a call, so that its error is reported when the calls are parsed.
         return bool(call.strip())
     return isinstance(parsed, dict) and parsed.get("name") is not None
 
@@ -104,7 +104,7 @@ def wrong_shape(value: Any) -> str | None:
             return f"message {number} has neither"
         if not isinstance(message.get("role"), str):
             return f"message {number} has no role"
-        # A message that calls tools may have nothing else to say.
+        # A message that calls tools needs no content.
         if not isinstance(message.get("content"), str | list) and not message.get("tool_calls"):
             return f"message {number} has no content"
     return None
@@ -261,7 +261,7 @@ def _parsed(text: str, what: str) -> Any:
 def _without_nulls(value: Any) -> Any:
     """Return a structure without keys whose value is None.
 
-    In a column of structures, each row has the keys of all rows.
+    In a column of structures, each row has the keys of all rows, with None for the missing ones.
     """
     if isinstance(value, dict):
         return {key: _without_nulls(item) for key, item in value.items() if item is not None}

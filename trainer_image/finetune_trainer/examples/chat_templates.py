@@ -75,7 +75,7 @@ def _with_day(
 ) -> str | None:
     """Return the chat template with a fixed date in place of the current one; None: use the template of the tokenizer.
 
-    NB: transformers passes no functions of the caller to a template, so a macro replaces the function.
+    NB: a caller of transformers cannot pass a function to a template, so a macro replaces `strftime_now`.
     """
     if day is None or not writes_date(tokenizer):
         return None
@@ -134,6 +134,7 @@ def check_marks(tokenizer: PreTrainedTokenizerBase) -> None:
         {"role": "assistant", "content": "!"},
         {"role": "assistant", "content": "", "tool_calls": [EXAMPLE_CALL]},
     ]
+    # None: there are no blocks, or the template refuses the answer, which then shows nothing about the blocks.
     spans_of_answers = [_try_find_marked_spans(tokenizer, [question, answer]) for answer in answers]
     rendered_spans = [spans for spans in spans_of_answers if spans is not None]
     if rendered_spans and not any(begin < end for spans in rendered_spans for begin, end in spans):

@@ -19,7 +19,7 @@ LABELS = {"true": True, "1": True, "false": False, "0": False}
 
 
 def parse_labels(rows: Mapping[str, list[Any]], columns: Columns) -> list[bool | None]:
-    """Return whether the answer of each row of a batch of columns is good; None if the columns have no labels.
+    """Return for each row of a batch of columns whether its answer is good; None for each row if the columns have no labels.
 
     Raises:
         RowError: the label of a row is invalid.
@@ -104,7 +104,7 @@ def parse_tools(value: Any, column: str) -> list[dict[str, Any]] | None:
 def extract_reply(
     prompt: list[chat_messages.Message], answer: list[chat_messages.Message], column: str
 ) -> list[chat_messages.Message]:
-    """Return what an answer adds to the prompt, which it may repeat."""
+    """Return the messages of an answer, without those of the prompt if the answer repeats them."""
     try:
         return chat_messages.reply(prompt, answer)
     except ValueError as error:

@@ -26,7 +26,7 @@ _PAIRS = (
 )
 # Column names of conversations in common data sets, from OpenAI and ShareGPT.
 _CONVERSATIONS = ("messages", "conversations")
-# Columns of texts next to such a pair; in some rows, their text belongs to the prompt.
+# Columns of texts that data sets have beside such a pair; in some rows, their text belongs to the prompt.
 _EXTRA_PROMPT_COLUMNS = ("input", "context")
 
 
@@ -76,6 +76,7 @@ def find_columns(
             f"{where} has columns for several kinds of examples: {'; '.join(map(describe_columns, examples))}; name one kind "
             "in data.columns",
         )
+    # Templates already show what belongs to the prompt, and examples without a prompt column have nothing to add it to.
     extra_texts = (
         [] if templates or examples[0].prompt is None else _find_texts(schema, _EXTRA_PROMPT_COLUMNS)
     )

@@ -44,7 +44,7 @@ class Documents:
     tokenizer: may be a TextTokenizer if all columns are text.
     columns: the columns of an example in the table.
     answers_only: whether only answers are targets of the loss.
-    last_only: whether only the last answer of a conversation is.
+    last_only: whether only the last answer of a conversation is a target.
     day: the date for chat templates that write the date; None: today.
     """
 
@@ -68,7 +68,7 @@ class Documents:
 
     @property
     def encoding(self) -> str:
-        """An identifier of everything except the rows that decides on token ids and loss masks."""
+        """An identifier of everything that determines token ids and loss masks, except the rows."""
         decided_by = [
             # Another release may encode rows differently.
             get_release(),
@@ -84,7 +84,7 @@ class Documents:
         """Whether the documents of the same rows may differ on another day."""
         columns = self.columns
         is_rendered = columns.text is None and columns.response is None
-        # NB: a preference may consist of texts, but only its rows show that.
+        # NB: preferences count as rendered: only their rows show whether they are texts.
         return (
             is_rendered
             and not isinstance(self.tokenizer, TextTokenizer)
@@ -197,7 +197,8 @@ class Documents:
         return tuple(name for name in (columns.chosen, columns.rejected, columns.completion) if name)
 
     def _encode_judged(self, prompts: list[Any], *answers: list[Any]) -> Iterator[tuple[Document, ...]]:
-        """Yield a document for each answer of an example: the prompt with it."""
+        """Yield the documents of each example: for each answer, the prompt followed by the answer."""
+        # Adjacent rows of texts are encoded as one batch.
         rows = zip(prompts, *answers, strict=True)
         for is_text, run in groupby(rows, key=lambda row: all(isinstance(value, str) for value in row)):
             encode_run = self._encode_text_preferences if is_text else self._encode_preferences
@@ -271,6 +272,7 @@ class Documents:
         if not messages:
             return Document([], [])
         text = self.render(messages, tools)
+        # Without an encoding, either all tokens are targets, or the tokenizer does not report offsets and there is no mask.
         encoding = encode_with_offsets(self._chat, text) if answers_only else None
         if encoding is None:
             (ids,) = encode(self.tokenizer, [text], special=False)

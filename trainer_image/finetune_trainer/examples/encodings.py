@@ -10,20 +10,21 @@ from finetune_trainer.examples.plain_text import WrittenFloat
 
 NOT_UTF8 = "it is not UTF-8"
 HALF_CHARACTER = "it contains an unpaired surrogate"
-"""The reason why a line cannot be read."""
+"""Reasons why a line cannot be read."""
 
-# An escape of a surrogate, and the bytes of one.
+# A surrogate, written as an escape or as bytes.
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")
 
 
 def parse_json(line: bytes) -> Any:
-    """Return the value of a line of JSON, whose numbers keep how they are written.
+    """Return the value of a line of JSON; a number with a point or an exponent is a `WrittenFloat`.
 
     Raises:
         ValueError: the line is not JSON, not UTF-8, or has an unpaired surrogate, which Python accepts but tokenizers do not.
     """
     try:
         value = json.loads(line, parse_float=WrittenFloat)
+        # A surrogate that is not half of a pair cannot be encoded.
         if _SURROGATE.search(line):
             json.dumps(value, ensure_ascii=False).encode()
     except UnicodeDecodeError as error:

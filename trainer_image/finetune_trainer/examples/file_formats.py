@@ -15,7 +15,7 @@ BEGINNING_OF_POINTER = "version https://git-lfs.github.com/spec/"
 """The beginning of a Git LFS pointer. Source: git-lfs, docs/spec.md."""
 POINTER = "the file is a Git LFS pointer"
 ARRAY = "it starts a JSON array, but JSON lines are objects"
-"""The reason why a line cannot be read."""
+"""Reasons why a line cannot be read, in addition to those of `encodings`."""
 
 _REMEDIES = {
     POINTER: "run git lfs pull, and copy the file again",
@@ -28,7 +28,7 @@ COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
 _ARCHIVES = (".tar", ".tgz", ".tbz", ".tbz2", ".txz", ".zip", ".7z", ".rar")
 _OTHER_COMPRESSIONS = (".xz", ".lzma", ".lz4", ".snappy", ".sz", ".deflate", ".br", ".lzo", ".z")
 CODECS_NOT_READ = ("Brotli", "Lzo")
-"""Compressions of columns in Parquet that not all readers have."""
+"""Compressions of columns in Parquet that not all readers support."""
 
 BYTES = "bytes"
 HALF_FLOATS = "floats of 16 bits"
@@ -36,7 +36,7 @@ LONG_DECIMALS = "decimals of more than 38 digits"
 MAPS = "maps"
 STRUCTURES = "structures"
 TIMES_OF_DAY = "times of day"
-"""Values of columns that are not learned."""
+"""Kinds of values that are not learned, as messages name them."""
 _TYPE_REMEDIES = {
     BYTES: "write them as text",
     HALF_FLOATS: "write floats of 32 or 64 bits",
@@ -72,6 +72,7 @@ def explain_compression(file: str, kind: str) -> str | None:
     Args:
         kind: the format of the file: JSONLines, CSV or Parquet.
     """
+    # The last two endings; an ending that the name does not have is empty.
     *_, outer, last = ("", "", *(ending.lower() for ending in PurePosixPath(file).suffixes))
     why = f"{file} cannot be read (its name ends in {{}})"
     if last in _ARCHIVES or (last in COMPRESSIONS and outer in _ARCHIVES):
@@ -93,7 +94,7 @@ def explain_type(column: str, where: str, kind: str) -> str:
     """Return the sentence for a column of a type that is not learned.
 
     Args:
-        kind: one of the constants above, or the name of another type.
+        kind: a kind of values such as BYTES, or the name of another type.
     """
     return f"column {column} of {where} holds {kind}: {_TYPE_REMEDIES.get(kind, _EXAMPLES)}"
 

@@ -140,7 +140,8 @@ def _find_added_spans(
         except DataError:
             return None
         if not text.startswith(through) and not _ends_with_eos_alone(tokenizer, tokenizer.chat_template):
-            # Phi's template writes the end-of-text token after a conversation, not after each answer.
+            # Phi's template writes the end-of-text token after a conversation, not after each answer, so the token is removed where
+            # the conversation continues. It stays if the answer has no other end: then the answer cannot be located.
             through = through.removesuffix(str(tokenizer.eos_token))
         if begin is None or not text.startswith(through):
             return None
@@ -151,14 +152,14 @@ def _find_added_spans(
 def _find_end_of_header(
     tokenizer: PreTrainedTokenizerBase, before: str, request: str, through: str
 ) -> int | None:
-    """Return where an answer begins if the generation prompt has more than the header of an answer, for example DeepSeek's <think>.
+    """Return where an answer begins if the generation prompt adds a special token, such as DeepSeek's <think>, to the header of an answer.
 
-    The header then ends with a special token, after which the generation prompt has only another special token. Otherwise None.
+    The header must itself end with a special token. None for any other generation prompt.
 
     Args:
-        before: the conversation without the answer.
-        request: the same with the generation prompt.
-        through: the conversation with the answer.
+        before: the conversation up to the answer.
+        request: this beginning with the generation prompt.
+        through: the conversation up to and with the answer.
     """
     if not request.startswith(before):
         return None
@@ -170,7 +171,7 @@ def _find_end_of_header(
 
 @lru_cache(maxsize=4)
 def _special_texts(tokenizer: PreTrainedTokenizerBase, _size: int) -> tuple[str, ...]:
-    """Return the texts of a tokenizer's added tokens; `_size`: the size of its vocabulary, which may grow, for the cache."""
+    """Return the texts of a tokenizer's added tokens; `_size`: the size of the vocabulary, as a key of the cache: it may grow."""
     return tuple(added.content for added in tokenizer.added_tokens_decoder.values())
 
 
@@ -190,7 +191,8 @@ def check_template(tokenizer: PreTrainedTokenizerBase, base: str) -> None:
         RecipeRefusedError: answers or their ends would not be learned.
     """
     chat_templates.check_marks(tokenizer)
-    # Some templates write the end of an answer at the beginning of the next message, and no end of the last answer.
+    # Some templates write the end of an answer at the beginning of the next message, and no end of the last answer: so the answer is
+    # checked both as the last message and before another one.
     question = answer_end.QUESTION
     for messages in ([question, answer_end.ANSWER], [question, answer_end.ANSWER, question]):
         behind = _find_behind_answer(tokenizer, messages)
@@ -201,7 +203,7 @@ def check_template(tokenizer: PreTrainedTokenizerBase, base: str) -> None:
 def _find_behind_answer(
     tokenizer: PreTrainedTokenizerBase, messages: list[Message]
 ) -> tuple[str, str] | None:
-    """Return the learned text after the answer of a conversation, and the whole text after it.
+    """Return the text after the answer of a conversation: its learned part, and the whole.
 
     None if the template refuses the conversation, or hides or changes the answer.
     """
@@ -241,6 +243,7 @@ def find_overlaps(places: list[tuple[int, int]], targets: list[tuple[int, int]])
         return [False] * len(places)
     begins, ends = np.asarray(places).T
     span_begins, span_ends = np.asarray(targets).T
+    # The first target that ends after the place begins: if any target overlaps the place, this one does.
     first = np.searchsorted(span_ends, begins, side="right")
     is_inside = (first < len(targets)) & (span_begins[np.minimum(first, len(targets) - 1)] < ends)
     overlapping: list[bool] = is_inside.tolist()

@@ -1,7 +1,7 @@
 """Chat templates by name, for models whose tokenizer has no template or an unsuitable one.
 
-Each of them renders the beginning of a conversation in the same way when the conversation goes on, so that training can tell
-answers from prompts.
+Each of them renders the beginning of a conversation in the same way when the conversation continues, so that training can
+distinguish answers from prompts.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _MISTRAL = """\
 {%- endif %}
 {% endfor %}
 """
-# Source: the prompt of Stanford Alpaca, with a line end behind "Response:"; a system turn replaces its first sentences.
+# Source: the prompt of Stanford Alpaca, with a line break after "Response:"; a system turn replaces the prompt's first sentences.
 _ALPACA = """\
 {% set start = namespace(system='Below is an instruction that describes a task. \
 Write a response that appropriately completes the request.') %}
@@ -95,7 +95,7 @@ def set_template(template: ChatTemplate, tokenizer: PreTrainedTokenizerBase) -> 
     if template.jinja is None:
         return
     try:
-        # NB: rendering compiles it, in the sandbox and with the extensions of conversations.
+        # NB: rendering also compiles the template as for real conversations: in the sandbox, with the extensions of transformers.
         tokenizer.apply_chat_template([{"role": "user", "content": "?"}], tokenize=False)
     except TemplateSyntaxError as error:
         raise RecipeRefusedError(

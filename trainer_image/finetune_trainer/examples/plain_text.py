@@ -1,17 +1,17 @@
 """Writes values of examples other than text as the text that is learned.
 
-This is the rule for preparations, whose expressions for Spark are in `prep.expressions.plain_text`, and for splits that training and evaluation read
-directly. A number of JSON lines is learned as it is written. Other formats do not say how a number was written:
+Preparations (as Spark expressions, see `prep.expressions.plain_text`) follow this rule, and so do splits that training and evaluation read
+directly. A number in JSON lines is learned as it is written. Other formats do not show how a number was written:
 
-- An integer is its digits, and a decimal has the digits after the point that its type has.
+- An integer is its digits, and a decimal has as many digits after the point as its type.
 - A float is the shortest decimal that reads back as the same float of its type: 18, 0.0005, 12500000. It has no exponent.
-- NaN and the infinities are missing values: data frames write NaN for those.
+- NaN and the infinities are missing values: data frames write NaN for a missing value.
 - A boolean is true or false.
 - A date is 2026-11-25; a time has up to six digits of a second, 2026-11-25 21:04:05.5, in UTC.
-- A duration is the integer that the file holds.
+- A duration is the integer in the file.
 
-Numbers in lists and structures stay numbers, with the digits of this rule: a float that is 18 is the integer 18. Dates and times there are
-texts.
+Numbers in lists and structures stay numbers, with the digits of this rule: the float 18.0 becomes the integer 18. Dates and times in them
+become texts.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 MAX_DECIMAL_DIGITS = 38
-"""The digits of a decimal that all readers take. Source: Spark, DecimalType.MAX_PRECISION."""
+"""The maximum number of digits of a decimal that all readers accept. Source: Spark, DecimalType.MAX_PRECISION."""
 
 
 class WrittenFloat(float):
@@ -61,7 +61,7 @@ def write(value: Any) -> str | None:
     """Return the text of a value; None for a missing value.
 
     Args:
-        value: one for which `is_plain` holds. A float of 32 bits or less has its NumPy type.
+        value: `is_plain` must hold for it. A float of 32 bits or less must have its NumPy type, which decides on its digits.
     """
     match value:
         case None | str():
@@ -120,7 +120,7 @@ def find_stored_type(kind: pa.DataType) -> pa.DataType:
 
 
 def write_column(values: pa.Array) -> list[str | None]:
-    """Return the texts of a column's values; `is_plain_type` must hold for its `find_stored_type`."""
+    """Return the texts of a column's values; `is_plain_type` must hold for the column's `find_stored_type`."""
     import pyarrow as pa
 
     if pa.types.is_dictionary(values.type):
@@ -146,7 +146,7 @@ def list_structures(values: pa.Array) -> list[Any]:
 
 
 def _find_simplification(kind: pa.DataType) -> Callable[[Any], Any] | None:
-    """Return a function that makes values of a type plain; None if they are plain. The function does not accept None."""
+    """Return a function that makes values of a type plain; None if they are plain already. The function does not accept None."""
     import pyarrow as pa
 
     kind = find_stored_type(kind)
@@ -154,6 +154,7 @@ def _find_simplification(kind: pa.DataType) -> Callable[[Any], Any] | None:
         fields = {field.name: _find_simplification(field.type) for field in kind}
         return _simplify_fields(fields) if any(fields.values()) else None
     if pa.types.is_map(kind):
+        # Arrow returns a map as pairs, so a map is never plain.
         item = _find_simplification(kind.item_type)
         return lambda pairs: {key: _apply(item, value) for key, value in pairs}
     if is_list(kind):

@@ -7,9 +7,9 @@ import re
 from finetune_trainer.pod.exit_status import DataError
 
 TEMPLATE_FAILED = "TemplateFailed"
-"""The reason of a row on which a template fails."""
+"""The reason of an error about a row on which a template fails."""
 A_ROW = "a row"
-"""The name in messages of a row whose place is unknown."""
+"""What a message calls the row until `RowError.at` replaces it with the place."""
 _MARK = "finetune refuses "
 _TEXT = re.compile(rf"{_MARK}(\w+): (.*)")
 
@@ -17,7 +17,7 @@ _TEXT = re.compile(rf"{_MARK}(\w+): (.*)")
 class RowError(DataError):
     """A row of the data is invalid; the first `A_ROW` of the message stands for the row.
 
-    offset: number of rows from the row that its reader expects next to the invalid one.
+    offset: the position of the invalid row, from 0 for the row that the reader expects next.
     """
 
     def __init__(self, reason: str, message: str, *, offset: int = 0) -> None:

@@ -13,11 +13,11 @@ GENERATION_CONFIG = "generation_config.json"
 def read_stop_tokens(
     base: Path, adapter: Path | None = None, *, trust_remote_code: bool = False
 ) -> list[int]:
-    """Return the token ids in the generation config of a model, or in its configuration if it has no generation config.
+    """Return the ids of the stop tokens in the generation config of a model, or in its configuration if it has no generation config.
 
     Args:
         base: folder of the model.
-        adapter: folder of an adapter on it, whose generation config overrides the base's.
+        adapter: folder of an adapter on the model; its generation config, if it has one, replaces the model's.
         trust_remote_code: whether the configuration may be the model's own code.
 
     Raises:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 FAILURES = (TemplateError, TypeError, ValueError, LookupError, AttributeError)
 """A template is a program that runs over the data; it can raise any of these."""
 PROBE_CONTENT = "probed_content"
-"""A content whose place in a rendered text shows how the template treats it."""
+"""A content that a rendered text is searched for, to see whether the template renders it."""
 
 
 def adapt_contents(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> list[Message]:
@@ -38,7 +38,7 @@ def _expects_parts(tokenizer: PreTrainedTokenizerBase, _template: str) -> bool:
     """Whether a template renders contents that are lists of parts, and omits contents that are text.
 
     Args:
-        _template: the tokenizer's; it is part of the key of the cache.
+        _template: the tokenizer's template, as a key of the cache: a tokenizer may get another template.
     """
     as_text, as_parts = (
         try_render(tokenizer, [{"role": "user", "content": content}], None)

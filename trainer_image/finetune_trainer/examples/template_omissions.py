@@ -21,7 +21,7 @@ _TOOLS, _CALLS, _RESULTS = "tools", "tool calls", "messages of role tool"
 _THOUGHT = "</think>"
 # Texts of the probes, which are rendered to see whether they appear.
 _TOOL, _CALL, _RESULT = "probed_tool", "probed_call", "probed_result"
-# Roles that every template renders, and the role of a tool's result, which the probes cover.
+# Roles that `_drops_role` need not check: every template renders user and assistant, and `_probe` checks tool.
 _ROLES_OF_ALL = {"user", "assistant", "tool"}
 _DEFINITION = {
     "name": _TOOL,
@@ -33,7 +33,7 @@ _CALLED = {"name": _CALL, "arguments": {}}
 _ID = "a1b2c3d4e"
 EXAMPLE_CALL = {"id": _ID, "type": "function", "function": _CALLED}
 """A call of a tool, as clients send it."""
-# A tool and a call of it, in the wrapper that clients send and without the wrapper.
+# Two forms of a tool and of a call of it: in the wrapper that clients send, and without the wrapper.
 _PROBES = (({"type": "function", "function": _DEFINITION}, EXAMPLE_CALL), (_DEFINITION, _CALLED))
 
 
@@ -49,7 +49,7 @@ def find_omissions(
     *,
     is_whole: bool,
 ) -> set[str]:
-    """Return the parts of a conversation that its template omits without an error, as a text for each.
+    """Return the names of the parts of a conversation that its template omits without an error.
 
     Args:
         is_whole: whether the messages end where the conversation does; reasoning is checked only then.
@@ -79,9 +79,10 @@ def _list_unusual_roles(messages: Sequence[Message]) -> set[str]:
 def _find_dropped_reasoning(
     tokenizer: PreTrainedTokenizerBase, template: str, messages: Sequence[Message]
 ) -> set[str]:
-    """Return the fields with reasoning of the last message that a template omits. Templates omit earlier reasoning on purpose.
+    """Return the reasoning of the last message that a template omits: fields, and the reasoning inside the content.
 
-    Some servers write the same reasoning into two fields: rendering one of them is enough.
+    Templates omit the reasoning of earlier messages on purpose. Some servers write the same reasoning into two fields: rendering one of
+    them is enough.
     """
     last = messages[-1] if messages else {}
     texts = {field: last[field] for field in REASONING if last.get(field)}
@@ -103,14 +104,14 @@ def _drops_role(tokenizer: PreTrainedTokenizerBase, _template: str, role: str) -
 
 @lru_cache(maxsize=32)
 def _drops_reasoning(tokenizer: PreTrainedTokenizerBase, _template: str, field: str) -> bool:
-    """Whether a template omits a field with the reasoning of the last answer without an error."""
+    """Whether a template omits, without an error, a field with the reasoning of the last answer."""
     answer = {"role": "assistant", "content": "!", field: PROBE_CONTENT}
     return _omits(tokenizer, [{"role": "user", "content": "?"}, answer])
 
 
 @lru_cache(maxsize=4)
 def _drops_thought(tokenizer: PreTrainedTokenizerBase, _template: str) -> bool:
-    """Whether a template omits reasoning in the content of the last answer without an error."""
+    """Whether a template omits, without an error, the reasoning in the content of the last answer."""
     answer = {"role": "assistant", "content": f"<think>\n{PROBE_CONTENT}\n{_THOUGHT}\n\n!"}
     return _omits(tokenizer, [{"role": "user", "content": "?"}, answer])
 
@@ -125,8 +126,9 @@ def _find_omitted_features(tokenizer: PreTrainedTokenizerBase, _template: str) -
     """Return what a template omits without an error: tools, their calls, or their results.
 
     Args:
-        _template: the tokenizer's; it is part of the key of the cache.
+        _template: the tokenizer's template, as a key of the cache: a tokenizer may get another template.
     """
+    # Some templates render only one form of the probes: a feature is omitted only if no form renders it.
     return frozenset.intersection(*(_probe(tokenizer, *probe) for probe in _PROBES))
 
 

@@ -1,4 +1,4 @@
-"""Documents, the token ids of texts, and the columns of a prepared table that hold them."""
+"""Documents (token ids of texts), and their columns in a prepared table."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from finetune_crds.data import Columns
 
 ENCODING = "finetune.encoding"
-"""The `Documents.encoding` of token ids, in the metadata of their column and of the commit that wrote them."""
+"""The key of `Documents.encoding` in the metadata of a column of token ids, and of the commit that wrote it."""
 
 
 class Document(NamedTuple):

@@ -24,11 +24,12 @@ if TYPE_CHECKING:
 
     from finetune_crds.training import Model
 
-# NB: the encodings of thousands of texts at once leave the processor's cache: a third of the speed is lost.
+# NB: in larger batches (thousands of texts), the encodings do not fit into the processor's cache, which costs a third of the speed.
 _TEXTS_PER_BATCH = 256
 # Files that the vocabulary of a tokenizer is read from.
 _VOCABULARY_FILES = ("tokenizer.json", "*.model", "*.tiktoken", "tekken.json", "vocab.*")
-# NB: for some models without such a file, transformers makes a tokenizer of special tokens only; T5's has this token too.
+# NB: for some models without any of these files, transformers makes a tokenizer that has only special tokens (T5's has this token too).
+# Such a tokenizer counts as missing.
 _EMPTY_VOCABULARY = {"\u2581"}
 
 
@@ -61,7 +62,7 @@ def load_tokenizer(model: Model, folder: Path) -> PreTrainedTokenizerBase:
         _add_new_tokens(tokenizer, model)
     if model.chat_template is not None:
         named_templates.set_template(model.chat_template, tokenizer)
-    # NB: the tokenizer warns about longer texts; maxTokens and maxLength of the recipe apply to such texts.
+    # NB: the tokenizer would warn about texts longer than this; the recipe's maxTokens and maxLength limit them instead.
     tokenizer.model_max_length = int(1e30)
     return tokenizer
 
@@ -69,7 +70,7 @@ def load_tokenizer(model: Model, folder: Path) -> PreTrainedTokenizerBase:
 def _add_new_tokens(tokenizer: PreTrainedTokenizerBase, model: Model) -> None:
     """Add the new tokens, with ids in the order of their characters.
 
-    NB: the tokens are not special tokens, which generation leaves out of an answer.
+    NB: they do not become special tokens: generation would remove those from an answer.
     """
     from tokenizers import AddedToken
 
@@ -115,7 +116,7 @@ def pad_id(tokenizer: PreTrainedTokenizerBase) -> int:
 def check_vocabulary(
     tokenizer: PreTrainedTokenizerBase, rows_of_embedding: int, base: str, new: Collection[int] = ()
 ) -> None:
-    """Check that the embedding has a row for each token of the tokenizer, except for the ids in `new`; it may have more.
+    """Check that the embedding has a row for each token of the tokenizer, except for the ids in `new`. More rows are allowed.
 
     Raises:
         RecipeRefusedError: the embedding has too few rows.
@@ -169,8 +170,8 @@ class TextTokenizer:
 def build_text_tokenizer_loader(tokenizer: PreTrainedTokenizerBase) -> Callable[[], TextTokenizer] | None:
     """Return a function that loads the tokenizer of texts in any process; None for a tokenizer that is Python code.
 
-    NB: the function carries the tokenizer as the driver loaded it, with what its configuration adds to its file, in the code of a
-    Spark task. So a worker need not import transformers and torch, which takes 3 s and 200 MB.
+    NB: the function is part of the code of a Spark task, and contains the tokenizer as the driver loaded it: its file, with the additions
+    of its configuration. So a worker need not import transformers and torch, which takes 3 s and 200 MB.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
@@ -219,7 +220,7 @@ def encode_with_offsets(tokenizer: PreTrainedTokenizerBase, text: str) -> Encodi
 def _get_backend(tokenizer: PreTrainedTokenizerBase | TextTokenizer) -> Tokenizer | None:
     backend: Tokenizer | None = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None:
-        # NB: a tokenizer.json may enable truncation and padding, and does not have the third setting.
+        # NB: a tokenizer.json may enable truncation and padding, and does not contain split_special_tokens.
         backend.no_truncation()
         backend.no_padding()
         backend.encode_special_tokens = tokenizer.split_special_tokens

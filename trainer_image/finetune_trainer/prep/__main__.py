@@ -16,7 +16,7 @@ from finetune_trainer.prep.plan import build_request
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the preparation, leave a termination message, and return the exit code."""
+    """Run the preparation, write a termination message, and return the exit code."""
     options = _options(arguments)
     exit_status.exit_on_sigterm()
     if options.recipe is None:

@@ -1,10 +1,10 @@
 """`finetune-prep-databricks`: the preparation inside a Databricks run, on the session that the run has.
 
-The wheel that holds this entry point, its recipe and its result are files in a folder of a volume. The operator, which
-submitted the run, reads the result there: the output of a run holds at most the end of its log.
+The wheel with this entry point, the recipe and the result are files in a folder of a volume. The operator, which
+submitted the run, reads the result there: the output of a run contains at most the end of its log.
 
 If the job's MLflow run is in the same workspace, the report and the progress are also logged to it, with the login that
-every Databricks run has. The login to any other MLflow server exists only in the cluster.
+every Databricks run has. The login to any other MLflow server exists only in the Kubernetes cluster.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class PreparationFailedError(Exception):
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the preparation of the recipe in a folder, and leave its report there.
+    """Run the preparation of the recipe in a folder, and write its report there.
 
     Raises:
         PreparationFailedError: the preparation failed; the report has the reason.
@@ -101,6 +101,6 @@ def _prepare(folder: Path, run_id: str) -> TerminationMessage:
 
 
 def _to_volume(file: Path, step: str, percent: int | None) -> None:
-    """Write the step into a file, which the operator reads."""
+    """Write the step into a file, which the operator reads. Errors are ignored: progress never stops a preparation."""
     with contextlib.suppress(OSError):
         file.write_text(describe(step, percent), encoding="utf-8")

@@ -197,6 +197,7 @@ class Funnel:
             bins[row["bin"]] += row["rows"]
         origins = prepared.groupBy(steps.SOURCE).count().collect() if self._plan.source.sources else []
         self._read_counters(prepared)
+        # The last place needs no counter: its rows are the rows of the splits.
         self._observed[_SPLIT] = {"all": sum(rows.values())}
         filtered = self._observed[_FILTERED]
         redacted = self._observed.get(_REDACTED, {})
@@ -217,6 +218,7 @@ class Funnel:
 
     def _read_counters(self, prepared: DataFrame) -> None:
         failures = session.count_failures(prepared.sparkSession, self._first_job)
+        # A task that runs twice counts its rows twice, see `Counter`.
         again = failures is None or failures != self._failures
         if again:
             print("Spark may have run some tasks twice: counting the rows again", flush=True)
@@ -371,7 +373,7 @@ def _is_long(prepare: Prepare) -> Column:
 
 
 def _is_learned(documents: Sequence[TokenColumns]) -> Column:
-    """Return whether the loss covers a token of an example; true if the template does not mark these tokens."""
+    """Return whether the loss covers a token of an example; true if an example has no loss mask, see `Document`."""
     return reduce(
         or_,
         (

@@ -39,7 +39,7 @@ def digest(recipe: Recipe, sources: Sequence[str], tokenizer: Path, day: date | 
 
 
 def _digest_content(folder: Path) -> str:
-    """Return the digest of the files of a tokenizer. Weights of the model in its folder do not count."""
+    """Return the digest of the files of a tokenizer. Weights of the model in the same folder do not count."""
     content_digest = hashlib.sha256()
     for path in _list_files(folder):
         content_digest.update(f"{path.relative_to(folder)}\0".encode())

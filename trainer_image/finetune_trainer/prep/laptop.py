@@ -17,7 +17,7 @@ from finetune_trainer.pod import spec_rules
 if TYPE_CHECKING:
     from tqdm import tqdm
 
-# NB: a second run with the same recipe finds the version that the first wrote.
+# NB: the uid is fixed, so that a second run with the same recipe finds the version that the first run wrote.
 _UID = "local"
 
 
@@ -28,7 +28,7 @@ def load_recipe(path: Path, output: str | None = None) -> Recipe:
         output: replaces data.prepare.output: a URI, or a folder on this machine, which may be relative.
 
     Raises:
-        RecipeError: the file cannot be read, holds neither, or is invalid.
+        RecipeError: the file cannot be read, contains neither, or is invalid.
         RecipeRefusedError: the recipe violates rules of FineTuneJob.spec, which no API server has checked.
     """
     manifest = _load_job(path)

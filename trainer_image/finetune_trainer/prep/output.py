@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 # A file of this many tokens has about 50 MB: few files for a small corpus, and enough for parallel reads of a large
 # one.
 _TOKENS_PER_FILE = 16_000_000
-# Commits that a job searches for its own version, and for one that it can reuse.
+# How many of the newest commits a job searches for its own version, and for a version that it can reuse.
 _MAX_COMMITS = 100
 # Attempts to commit while other commits conflict.
 _MAX_ATTEMPTS = 5
@@ -45,9 +45,9 @@ class Version:
 
     Attributes:
         job: the uid of the FineTuneJob.
-        recipe: the digest of its recipe.
-        settings: the digest of its preparation, see `settings_digest`; None in tables of earlier releases.
-        result: its PrepResult, as JSON.
+        recipe: the digest of the job's recipe.
+        settings: the digest of the job's preparation, see `settings_digest`; None in tables of earlier releases.
+        result: the job's PrepResult, as JSON.
         name, namespace: of the FineTuneJob; None in tables of earlier releases.
     """
 
@@ -64,8 +64,8 @@ def list_versions(spark: SparkSession, recipe: Recipe, path: str) -> list[Versio
     """Return the versions of the table at `path` that preparations wrote, oldest first; empty if there is no table.
 
     Raises:
-        DataError: `path` holds data that no preparation wrote, or the table of a job with another preparation; a new version
-            would hide it.
+        DataError: `path` contains data that a new version would hide: files or a table that no preparation wrote, or the table of
+            a job with another preparation.
     """
     from delta.tables import DeltaTable
 
@@ -106,7 +106,7 @@ def _parse_version(number: int, metadata: str) -> Version | None:
 
 
 def _refuse_other_preparations(table_versions: Sequence[Version], recipe: Recipe, path: str) -> None:
-    """Refuse the table of a job that prepares something else. A job may replace its own versions."""
+    """Refuse the table of a job that prepares something else. A job may replace its own versions, and versions of unknown settings."""
     settings = identity.digest_settings(recipe)
     for version in table_versions:
         if version.job != recipe.job.uid and version.settings not in (None, settings):
@@ -118,7 +118,7 @@ def _refuse_other_preparations(table_versions: Sequence[Version], recipe: Recipe
 
 
 def _has_files(spark: SparkSession, location: str) -> bool:
-    """Return whether a folder has files other than the files that a killed preparation leaves before its commit."""
+    """Return whether a folder has files other than those that a preparation writes before its commit, and leaves if it is killed."""
     context: Any = session.context(spark)
     if context is None:
         return _has_files_without_jvm(spark, location)
@@ -129,7 +129,7 @@ def _has_files(spark: SparkSession, location: str) -> bool:
 
 
 def _has_files_without_jvm(spark: SparkSession, location: str) -> bool:
-    """Return the same as `_has_files`, without a JVM: Spark lists the files, except those whose name begins with a dot or an underscore."""
+    """Return the same as `_has_files`, without a JVM: Spark lists the files, except files with a dot or an underscore as first character."""
     from pyspark.errors import AnalysisException
 
     try:
@@ -157,6 +157,8 @@ def find_reusable_result(
 ) -> PrepResult | None:
     """Return the newest result with the same rows that a job of the namespace committed, if it can still be read.
 
+    `written_by` of the result is the name of the other job, or None if it was this job.
+
     Args:
         digest: the digest of the rows, see `identity.digest`.
     """
@@ -177,7 +179,7 @@ def _has_all_files(spark: SparkSession, path: str, number: int) -> bool:
     try:
         table = spark.read.format("delta").option("versionAsOf", number).load(spark_path(path))
         files = [unquote(file) for file in table.inputFiles()]
-        # NB: Spark looks for each file before it returns the columns.
+        # NB: Spark looks for each file before it returns the columns, and raises an error if one is missing.
         return bool(files) and bool(spark.read.format("binaryFile").load(files).columns)
     except AnalysisException:
         return False
@@ -186,7 +188,7 @@ def _has_all_files(spark: SparkSession, path: str, number: int) -> bool:
 def _parse_result(version: Version, path: str) -> PrepResult | None:
     """Return the result of a version; None if it has the format of another release."""
     try:
-        # NB: a table may have been copied to where it is now.
+        # NB: the table may have been copied since, so its present path replaces the path in the result.
         return PrepResult.model_validate(version.result | {"version": version.number, "path": path})
     except (TypeError, ValidationError):
         return None

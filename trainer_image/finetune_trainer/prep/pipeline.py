@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from finetune_trainer.prep.steps.decontaminate import EvaluationSet
 
 
-# Training does not wait longer for the last progress to reach the MLflow run.
+# How long the end of the preparation, and so training, waits at most for the last progress to reach the MLflow run.
 _MLFLOW_CLOSE_TIMEOUT_SECONDS = 5.0
 
 
@@ -67,7 +67,7 @@ def run(
         # Both take a core for seconds: the tokenizer is loaded while the JVM starts.
         loading = background.submit(Loaded.of, recipe.model, folder)
         if request.prepare.spark.executor_pods:
-            # A refused recipe creates no pods.
+            # Before Spark creates pods: a recipe that is refused for its tokenizer needs none.
             loading.result()
         with _start_spark(request) as spark:
             tokenizer = loading.result()
@@ -125,7 +125,7 @@ def prepare(
 def _find_reusable_result(
     spark: SparkSession, recipe: Recipe, request: Request, versions: list[output.Version], digest: str
 ) -> PrepResult | None:
-    """Return the version with the same rows that another job wrote, if there is one and the recipe allows its use."""
+    """Return the result with the same rows that a job wrote, if there is one and the recipe allows its use."""
     if request.prepare.reuse == "Never":
         return None
     result = output.find_reusable_result(spark, versions, recipe, request.prepare.output, digest)
@@ -142,7 +142,8 @@ def _find_reusable_result(
 class Corpus:
     """The rows to prepare, of one source or of the sources of a mix.
 
-    get_rows: returns the rows, after its argument has changed the rows of each source; for a mix, it counts the rows of each part.
+    get_rows: returns the rows; its argument is a function that changes the rows of each source. For a mix, the call counts the rows of
+        each source.
     columns: the columns of an example, which the recipe names or which were detected.
     plan: the preparation of these columns.
     read: the sources, in the order of the recipe.
@@ -157,7 +158,7 @@ class Corpus:
 
     @property
     def identities(self) -> list[str]:
-        """The inputs with their versions: the sources, then the evaluation sets."""
+        """The identities of the inputs: of the sources, then of the evaluation sets."""
         return [corpus.identity for corpus in self.sources]
 
     @property

@@ -107,7 +107,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Plan(Request):
-    """A recipe's preparation."""
+    """The preparation that a recipe requests, with the columns of an example."""
 
     form: Form
 
@@ -191,6 +191,7 @@ def _build_form(
         # A column of messages that is not in `conversations` is JSON text. Its fields are unknown, so it keeps all of them.
         is_json_text = conversations is not None and columns.messages not in carried_fields
         carried = chat_messages.CARRIED if is_json_text else carried_fields.get(columns.messages, ())
+        # Without `conversations`, the source has not been read, so its fields are unknown.
         if columns.message_weight and conversations is not None and chat_messages.WEIGHT not in carried:
             raise missing_weights_error(columns.messages, columns.message_weight)
         return Form(
@@ -209,6 +210,7 @@ def _build_form(
     required = tuple(name for name in (columns.text, columns.prompt, columns.response) if name is not None)
     rendered = _build_templates(required, prepare)
     content = tuple(dict.fromkeys(column for template in rendered.values() for column in template.columns))
+    # Templates may name no columns: then the columns of the example decide.
     return Form(
         required=required,
         content=content or required,
@@ -256,6 +258,7 @@ def _list_conversation_refusals(
     prepare: Prepare,
     conversations: Mapping[str, tuple[str, ...]] | None,
 ) -> list[tuple[bool, str]]:
+    """Return pairs: whether a reason to refuse the recipe applies, and its sentence."""
     holds = f"column {prompt} holds conversations"
     return [
         (
@@ -280,7 +283,7 @@ def _build_templates(required: tuple[str, ...], prepare: Prepare) -> dict[str, T
     templates: tuple[Template | JinjaTemplate, ...] = tuple(_parse_templates(prepare).values()) or tuple(
         map(Template.of_column, required)
     )
-    # A conversation with promptTemplate alone has its answer as it is; without a conversation, promptTemplate renders the whole text.
+    # promptTemplate alone: in a conversation, it renders the prompt, and the answer is its column as it is; otherwise the whole text.
     if prepare.conversation and len(templates) == 1:
         templates += (Template.of_column(required[-1]),)
     names = ("text",) if len(templates) == 1 else (PROMPT, RESPONSE)

@@ -1,6 +1,6 @@
 """Finds the place of a row that a template or the rules for messages refuse.
 
-NB: the source is read again for it. To carry the places of all rows would cost time and space in each step of a preparation.
+NB: the source is read again for it. To keep the places of all rows would cost time and space in each step of a preparation.
 """
 
 from __future__ import annotations

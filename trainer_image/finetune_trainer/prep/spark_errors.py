@@ -34,7 +34,7 @@ _ROW_CONDITIONS = (
     "INVALID_ARRAY_INDEX",
     "ARITHMETIC_OVERFLOW",
 )
-# Messages of Spark and of a Python worker about bytes that are not text. Spark shows them after the last colon.
+# Messages of Spark and of a Python worker about bytes that are not text. Spark shows the bytes after the last colon.
 _NOT_UTF8 = ("INVALID_UTF8_STRING", "UnicodeDecodeError: ")
 _FILE_CONDITIONS = ("FAILED_READ_FILE", "CANNOT_READ_FILE_FOOTER")
 # A message may quote a line of the corpus.
@@ -43,9 +43,9 @@ _FILE_DELETED = "FAILED_READ_FILE.FILE_NOT_EXIST"
 _DISK_FULL = "No space left on device"
 # Packages on the stack of the JVM while it writes the files of the table, or its commit.
 _WRITERS = ("org.apache.parquet.hadoop.", "io.delta.storage.")
-# NB: the answer to a HEAD request has no body, and so no error code of S3.
+# NB: the answer to a HEAD request has no body, and so no error code of S3: only its status remains.
 _EXPIRED_TOKEN = re.compile("ExpiredToken|Status Code: 400")
-# Answers of S3 with the same status, for a region other than the bucket's.
+# Answers of S3 that have the same status for another cause: the region is not the bucket's.
 _WRONG_REGION = re.compile("AuthorizationHeaderMalformed|IllegalLocationConstraintException")
 # Messages of Spark about a Hive metastore that cannot be reached.
 _METASTORE_UNREACHABLE = re.compile(
@@ -77,7 +77,7 @@ def translate_errors(request: Request) -> Iterator[None]:
     try:
         yield
     except PySparkException as error:
-        # NB: Spark Connect has no exception of the JVM.
+        # NB: an exception of Spark Connect has no exception of the JVM as its `_origin`.
         failure = (
             refused_row.find_failure(str(error))
             or schemas.find_refusal(str(error))
@@ -176,7 +176,7 @@ def _find_file_error(request: Request, causes: list[tuple[str, str]]) -> PodFail
 
 
 def _find_table(request: Request, detail: str) -> Source | NamedSource | None:
-    """Return the Delta table whose file a message names."""
+    """Return the Delta table whose file a message names, or the first Delta table if the message has none of the recipe's paths."""
     tables = [part for part in [*request.source.parts, *request.evaluation] if part.type == "Delta"]
     matches = [part for part in tables if part.path and spark_path(part.path).rstrip("/") + "/" in detail]
     return next(iter(matches or tables), None)
@@ -195,8 +195,8 @@ def _find_disk_error(
 ) -> PodFailure | None:
     """Return the error of a full disk: the disk of the table, or the scratch space.
 
-    NB: the table's rows are sorted, in the scratch space, by the task that writes them; and Hadoop's clients of stores keep files
-    there until they are uploaded.
+    NB: a task that writes the table also fills the scratch space: it sorts its rows there, and Hadoop's clients of stores keep files
+    there until they are uploaded. So it is the disk of the table only if the output is a folder and a writer is on the stack.
     """
     if not any(_DISK_FULL in detail for _, detail in causes):
         return None

@@ -30,7 +30,7 @@ _CONTENTS = ("content", FIELDS["content"])
 # Shapes of a content in JSON text, other than text: a list of parts, each a text or the JSON text of an object; or one part.
 _SHAPES: tuple[tuple[str, DataType], ...] = ((r"\[", ArrayType(StringType())), (r"\{", _PART))
 PARSER = {"maxStringLen": str(2**31 - 1)}
-"""Settings of Spark's parser of JSON. NB: without it a text may have 20 million characters."""
+"""Settings of Spark's parser of JSON. NB: its default limits a text to 20 million characters."""
 
 
 def is_conversation(kind: DataType) -> bool:
@@ -65,6 +65,7 @@ def join_parts(parts: Column, kind: DataType, *, only_texts: bool = False) -> Co
         return join_parts(sf.when(parts.isNotNull(), sf.array(parts)), ArrayType(kind), only_texts=only_texts)
     if not isinstance(kind, ArrayType):
         text = plain_text.write(parts, kind)
+        # A content that was joined before is a text, which may begin with OTHER_PART.
         return sf.regexp_replace(text, rf"^{OTHER_PART}[^\x00]*\x00", "") if only_texts else text
     if isinstance(kind.elementType, StructType | MapType):
         names = kind.elementType.fieldNames() if isinstance(kind.elementType, StructType) else [_TYPE, _TEXT]
@@ -73,7 +74,7 @@ def join_parts(parts: Column, kind: DataType, *, only_texts: bool = False) -> Co
         split = sf.transform(parts.cast("array<string>"), _parse_part)
 
     def join(split: Column) -> Column:
-        # NB: array_join leaves out nulls.
+        # NB: array_join leaves out nulls, and so the parts that are not text.
         texts = sf.transform(split, lambda part: sf.when(part[_TYPE] == TEXT_PART, part[_TEXT]))
         joined = sf.array_join(texts, BETWEEN_PARTS)
         if only_texts:
@@ -129,7 +130,7 @@ def _parse(text: Column, names: list[str], finish: Callable[[Column], Column]) -
             lambda turn, number: sf.struct(*(read_field(parsed, turn, name, number) for name in names)),
         )
 
-    # NB: an expression inside a lambda is evaluated for each message.
+    # NB: the text is parsed outside of the lambda: an expression inside it is evaluated for each message.
     return plain_text.evaluate_once(sf.struct(*(column.alias(name) for name, column in columns)), read_turns)
 
 

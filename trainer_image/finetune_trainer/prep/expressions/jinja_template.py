@@ -1,7 +1,7 @@
 """Templates of prompts and answers in Jinja, rendered in a sandbox in Spark's Python workers.
 
-A template sees only the columns of its row. The sandbox bounds what it can do: it hides attributes that begin with
-an underscore and limits ranges, loops have at most `MAX_PASSES` passes for a row, and a rendered text has at most `MAX_CHARACTERS`.
+A template sees only the columns of its row. The sandbox hides attributes that begin with an underscore, and limits ranges, the passes of
+loops for a row (`MAX_PASSES`) and the rendered text (`MAX_CHARACTERS`).
 The memory of a template is not limited: the template is the author's own, and can end only the author's own pod.
 """
 
@@ -96,8 +96,8 @@ def render_templates(frame: DataFrame, templates: Sequence[JinjaTemplate], *, dr
     """Return the frame with a column for the text of each template.
 
     Args:
-        drop: give null to a row on which a template fails, as always if the frame has the column REFUSAL. Otherwise the row fails
-            the task with its error text, see `refused_rows.write_text`.
+        drop: return null for a row on which a template fails. Otherwise the row fails the task with its error text, see
+            `refused_rows.write_text`. In a frame with the column REFUSAL, the row always gets null, and the error text there.
     """
     from pyspark.sql.types import StringType, StructField, StructType
 
@@ -128,6 +128,7 @@ def _render_batches(
         columns = dict(zip(batch.schema.names, batch.columns, strict=True))
         refusals = columns[REFUSAL].to_pylist() if REFUSAL in columns else None
         for program, template in compiled:
+            # Without columns, Arrow lists no rows.
             rows = batch.select([*template.columns]).to_pylist() or [{}] * batch.num_rows
             texts: list[str | None] = []
             for number, row in enumerate(rows):
@@ -160,12 +161,12 @@ def _render_row(program: Template, field: str, row: Mapping[str, Any]) -> str:
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """The sandbox of transformers' chat templates, without repetition of texts and lists beyond the limit."""
+    """The sandbox of transformers' chat templates, without large powers and long repetitions of texts and lists."""
 
     intercepted_binops = frozenset({"*", "**"})
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Multiply, or raise to a power, within the limit."""
+        """Multiply, or raise to a power; raise ValueError if the result would be too large."""
         if operator == "**" and isinstance(left, int) and abs(left).bit_length() * right > _MAX_BITS:
             raise ValueError(f"a power has more than {_MAX_BITS:,} bits")
         for several, times in ((left, right), (right, left)):

@@ -33,13 +33,14 @@ _STRING = r'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
 _HAS_FRACTION = r"[:\[,]\s*-?[0-9]+[.eE]"
 # The text before the next number outside strings that has a point or an exponent, and that number.
 _FRACTION = rf'\G((?:[^"0-9-]++|{_STRING}|-(?![0-9])|-?[0-9]++(?![.eE]))*+)(-?[0-9]++[.eE][0-9.eE+-]*+)'
+# A marked string: in JSON text, its NUL is an escape; in a string that was parsed from JSON, it is a character.
 _MARKED = rf'(?:"\\u0000|\x00){_MARK}([-+0-9.eE]+)"?'
-# The next key whose value is null; and a comma that is left before the end of an object.
+# The text before the next key with the value null, and that key; and the same for the comma that remains before the end of an object.
 _NULL = rf'\G((?:[^"]++|{_STRING}(?!\s*+:\s*+null\b))*+){_STRING}\s*+:\s*+null\s*+,?'
 _LAST_COMMA = rf'\G((?:[^",]++|{_STRING}|,(?!\s*+\}}))*+),(?=\s*+\}})'
 _WRITTEN = "__finetune_written_"
 # NB: a JVM before version 19 does not write the shortest decimal of each float. The first of these numbers of digits that gives the
-# same float is the shortest, apart from trailing zeros; otherwise the JVM's own decimal is.
+# same float is the shortest, apart from trailing zeros. If none does, the JVM's own decimal is.
 _DIGITS = {DoubleType(): (15, 16), FloatType(): (6, 7, 8)}
 
 
@@ -88,7 +89,7 @@ def without_nulls(text: Column) -> Column:
 
 
 def _has_numbers(kind: DataType) -> bool:
-    """Whether a type holds values whose text Spark would write differently."""
+    """Whether a type has values that Spark's own JSON would show differently than `write`."""
     match kind:
         case StructType():
             return any(_has_numbers(field.dataType) for field in kind)
@@ -135,7 +136,7 @@ def with_numbers(frame: DataFrame, columns: Mapping[str, DataType]) -> DataFrame
     """
     texts = {name: sf.col(quoted(name)) for name in columns}
     numbers = {name: text.try_cast(columns[name]) for name, text in texts.items()}
-    # NB: JSON has no NaN, but readers accept it.
+    # NB: readers accept NaN, which JSON does not have: its text does not begin like a number, and is not kept.
     number_columns = {written(name): sf.when(text.rlike("^-?[0-9]"), text) for name, text in texts.items()}
     return frame.withColumns(number_columns).withColumns(numbers)
 

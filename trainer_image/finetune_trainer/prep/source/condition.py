@@ -1,6 +1,6 @@
 """The SQL filter of a recipe, which may only use the columns of one row.
 
-Spark's parser and analyser say what an expression is, so another spelling of it makes no difference.
+The condition is checked as Spark's parser and analyser read it, so another spelling of a function makes no difference.
 """
 
 from __future__ import annotations
@@ -60,6 +60,7 @@ def _find_refused_syntax(frame: DataFrame, condition: str) -> str | None:
         kind = _class_name(node)
         if kind == "UnresolvedFunction":
             name = [part.lower() for part in _list_items(node.nameParts())]
+            # A name of several parts is a function of a catalog, which may be anybody's code.
             if len(name) > 1 or name[0] in _REFLECTION:
                 return f"the function {'.'.join(name)}"
         elif "Window" in kind:
@@ -73,7 +74,8 @@ def _find_refused_syntax(frame: DataFrame, condition: str) -> str | None:
 
 def _find_refused_function(frame: DataFrame, condition: str) -> str | None:
     """Return the part of an analysed condition that does not depend on the row alone."""
-    analysed: Any = frame.selectExpr(condition)._jdf.queryExecution().analyzed()  # noqa: SLF001 - the same
+    analysed: Any = frame.selectExpr(condition)._jdf.queryExecution().analyzed()  # noqa: SLF001 - as above
+    # A selection without aggregates is a Project.
     if _class_name(analysed) != "Project":
         return "an aggregate"
     for node in _walk(analysed.projectList().head()):

@@ -21,7 +21,7 @@ def read(
 ) -> tuple[DataFrame, int, str]:
     """Read a table at the requested version, or at the newest; return the rows, the version and the id of the table.
 
-    A table that is deleted and created again has another id, and the same versions.
+    The id distinguishes a table from an earlier one of the same name, which had the same version numbers.
 
     Args:
         place: the location; None for a table that the session finds by its name.
@@ -92,7 +92,7 @@ def _find_version_at(table: DeltaTable, time: datetime, source: SourceLocation, 
     """Return the version that was current at a time."""
     from pyspark.sql import functions as sf
 
-    # NB: seconds since the epoch: the session and this process may have other time zones.
+    # NB: times are compared as seconds since the epoch: the session and this process may have different time zones.
     seconds = time.timestamp()
     if seconds > datetime.now(UTC).timestamp():
         raise DataError(

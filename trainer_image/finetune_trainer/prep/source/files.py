@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from finetune_trainer.prep.source.location import Place
 
 _FORMATS = {"Parquet": "parquet", "JSONLines": "json", "CSV": "csv"}
-# Spark's options for text files: the options for the names of columns, and the additional options for the rows.
+# Spark's options for text files: _HEADER to read the names of columns, and _STRICT in addition to read the rows.
 _HEADER: dict[str, dict[str, Any]] = {
-    # NB: without it a text may have 20 million characters.
+    # NB: the default limits a text to 20 million characters.
     "JSONLines": {"maxStringLen": 2**31 - 1},
-    # NB: Spark's default escape is a backslash, which other CSV readers take for text.
+    # NB: Spark's default escape is a backslash, which is text to other CSV readers.
     "CSV": {"header": True, "multiLine": True, "escape": '"'},
 }
 _STRICT: dict[str, dict[str, Any]] = {
@@ -46,7 +46,7 @@ _STRICT: dict[str, dict[str, Any]] = {
     },
 }
 _CORRUPT = "_corrupt_record"
-# Spark's option to take paths literally, also those with brackets. Source: Spark, DataSource.GLOB_PATHS_KEY.
+# Spark's option to read paths literally, also paths with brackets. Source: Spark, DataSource.GLOB_PATHS_KEY.
 _LITERAL = {"__globPaths__": "false"}
 # NB: Hadoop's default reader of local files looks for a checksum next to each file, and fails on a file name with a colon.
 _WITHOUT_CHECKSUMS = {
@@ -60,7 +60,7 @@ def read(
 ) -> tuple[DataFrame, str, text_files.TextFiles | None]:
     """Return the rows of a source's files, the digest of their listing, and the files if they are text. All columns of CSV are text.
 
-    A line that does not parse fails the pass that reads it. A line that is not valid text does not: call `text_files.check` first.
+    A line that does not parse fails the pass that reads it. A line that is not valid text fails no pass: call `text_files.check` first.
 
     Args:
         field: the recipe's field that holds the source, for messages.
@@ -71,7 +71,7 @@ def read(
     from pyspark.errors import AnalysisException
 
     try:
-        # NB: listed before reading: a file that is added meanwhile must not count as read.
+        # NB: the files are listed before they are read: a file that is added in between must not count as read.
         files = _list_files(spark, place)
         paths = [file.path for file in files]
         _check_compressions(paths, source.type)
@@ -111,7 +111,7 @@ def _named(source: Source | NamedSource) -> str:
 
 
 def _literal(settings: Mapping[str, str], paths: Sequence[str]) -> dict[str, str]:
-    """Return the settings of a reader that takes paths literally.
+    """Return the settings of a reader that reads paths literally.
 
     NB: Hadoop's clients of object stores keep parts of files in local files, for which they need Hadoop's default reader.
     """
@@ -136,7 +136,7 @@ def _list_files(spark: SparkSession, place: Place) -> list[_File]:
 
 def _digest(files: Sequence[_File]) -> str:
     """Return a digest of the names, sizes and modification times of files."""
-    # NB: each read of a Unity Catalog table has a scheme of its own.
+    # NB: each read of a Unity Catalog table has a scheme of its own, which must not change the digest.
     return digest_of(
         sorted([re.sub(f"^{OWN_SCHEME}[0-9a-f]+:", "s3a:", file.path), *file[1:]] for file in files)
     )
@@ -195,7 +195,8 @@ def frame(
     schema = StructType([field for field in inferred.fields if field.name != _CORRUPT])
     strict = {**literal, **options, **_STRICT[kind], "mode": "FAILFAST"}
     # NB: if some contents are text and others are lists, Spark reads all as text; if some arguments are integers and others are not, it
-    # reads all as floats. Only the JSON text of the conversation tells them apart, and only the text of a number shows how it is written.
+    # reads all as floats. Only the JSON text of the conversation tells them apart, and only the text of a number shows how it is written:
+    # so such columns are read as text, and parsed below.
     conversation_columns = [field.name for field in schema.fields if content.is_conversation(field.dataType)]
     numbers = [field.name for field in schema.fields if isinstance(field.dataType, DoubleType | DecimalType)]
     lists = [

@@ -29,7 +29,7 @@ def fetch(source: SourceLocation, scratch: Path, field: str) -> tuple[list[str],
     """Download the files of one split, and return their paths and their commit.
 
     Args:
-        scratch: folder that they are downloaded to. Parquet is kept as it is; other formats are written as Parquet.
+        scratch: folder for the files. Parquet is downloaded as it is; other formats are converted to Parquet.
         field: the recipe's field that holds the source, for messages.
 
     Raises:
@@ -110,7 +110,7 @@ def _find_commit(source: SourceLocation, field: str) -> str:
 
     dataset = source.address
     info = HfApi().dataset_info(dataset, revision=source.revision)
-    # NB: the description of a gated data set is public, its files are not.
+    # NB: the description of a gated data set is public, but its files are not: so access to them is checked now.
     HfApi().auth_check(dataset, repo_type="dataset")
     script = f"{dataset.rpartition('/')[2]}.py"
     if any(file.rfilename == script for file in info.siblings or []):
@@ -137,6 +137,7 @@ def _load_builder(source: SourceLocation, commit: str, scratch: Path, field: str
         return load_dataset_builder(path, source.config, revision=commit, cache_dir=str(scratch / "cache"))
     except ValueError:
         names = get_dataset_config_names(path, revision=commit)
+        # Then the error is not about the choice of a configuration.
         if source.config in names or len(names) < 2:
             raise
         raise _build_choice_error(source, field, "config", names) from None

@@ -62,8 +62,10 @@ _UNLEARNED: dict[type[DataType], str] = {BinaryType: BYTES, MapType: MAPS, Struc
 
 @dataclass(frozen=True)
 class Corpus:
-    """A source as a DataFrame, and what was read: the version of a Delta table, the commit of a Hub data set.
+    """A source as a DataFrame, and what was read.
 
+    version: the version of a Delta table.
+    revision: the commit of a Hub data set.
     identity: equal for equal rows of the source, as far as can be determined without reading them.
     texts: the text files, whose lines must be checked before the rows are read.
     table: the table or data set of the files, for messages; empty if the recipe names the files themselves.
@@ -113,7 +115,7 @@ def read(
         table = f"the Delta table {source.address}"
         return Corpus(frame, version, identity=f"{table_id}@{version}", table=table)
     if place is None:
-        # NB: a catalog does not say which files a Parquet table had, so no other job reuses what is prepared from it.
+        # NB: a catalog does not show which files a Parquet table had, so its identity is random, and no other job reuses the rows.
         frame = metastore.read_parquet(spark, source.table or "", f"{field}.table")
         return Corpus(frame, identity=uuid.uuid4().hex, table=f"the table {source.table}")
     frame, listing, texts = files.read(spark, source, place, field)
@@ -148,8 +150,8 @@ def check(frame: DataFrame, plan: Plan, where: str) -> None:
     """Check the columns that the recipe names; `where` is the source, for messages.
 
     Raises:
-        DataError: a column is missing, a preference has lists that are not conversations or invalid labels, or values are to be
-            replaced in a column that is not text.
+        DataError: a column is missing or has an unsupported type, a preference has lists that are not conversations, or values are to
+            be replaced in lists or structures.
     """
     require(frame, plan.columns, where)
     form = plan.form

@@ -71,7 +71,7 @@ def read_parquet(
         settings: options of the reader.
 
     Raises:
-        DataError: a column has types in two files that no type holds without a loss.
+        DataError: the types of a column in two files cannot be widened to one type without loss.
     """
     reader = spark.read.format("parquet").options(**settings)
     try:
@@ -83,14 +83,15 @@ def read_parquet(
     except (Py4JJavaError, PySparkException) as error:
         _check_pointers(spark, files, settings, error)
         has_other_types = any(mark in str(error) for mark in _OTHER_TYPES)
-        # NB: Spark widens no types.
+        # NB: Spark widens no types; the code below does, and other errors are raised.
         if _CONFLICT not in str(error) and not has_other_types:
             raise
         if session.context(spark) is None:
             raise _unreadable_there(paths[0], error) from error
     if has_other_types:
-        # NB: it must be set while the rows are read, too.
+        # NB: the setting must stay: it also applies when the rows are read.
         spark.conf.set(footers.NANOSECONDS_AS_LONG, "true")
+    # Below, Spark gets the files in place of their folder, and finds the folder's partitions only with its path.
     is_folder = len(paths) == 1 and [*map(as_named, paths)] != [*map(as_named, files)]
     reader = reader.options(**({"basePath": paths[0]} if is_folder else {}))
     return _union(reader, dict(zip(files, footers.read(spark, files, settings), strict=True)))
@@ -98,7 +99,8 @@ def read_parquet(
 
 @contextmanager
 def _refusing_nanoseconds(spark: SparkSession) -> Iterator[None]:
-    """Let Spark refuse times in nanoseconds, which another source may have had it read as integers."""
+    """Make Spark refuse times in nanoseconds: for an earlier source, `read_parquet` may have set it to read them as integers."""
+    # Without access to the JVM, `read_parquet` never does so.
     if session.context(spark) is None:
         yield
         return
@@ -149,6 +151,7 @@ def _with_refusals(frame: DataFrame, files: Mapping[str, Footer]) -> DataFrame:
         name: (kind, file) for file, footer in files.items() for name, kind in footer.unreadable.items()
     }
     for name, (kind, file) in unreadable.items():
+        # The type of a group contains the types of its fields, so a mark in it is not the mark of the column.
         is_group = kind.startswith("group ")
         unlearned = next(
             (kind_name for mark, kind_name in _UNLEARNED.items() if mark in kind and not is_group), kind
@@ -168,7 +171,7 @@ def find_refusal(message: str) -> DataError | None:
 def _check_pointers(
     spark: SparkSession, files: Sequence[str], settings: Mapping[str, str], error: Exception
 ) -> None:
-    """Check whether a file without a footer is a pointer of Git LFS."""
+    """Raise DataError if a file without a footer is a pointer of Git LFS."""
     if "CANNOT_READ_FILE_FOOTER" not in str(error):
         return
     for file in files:
@@ -207,7 +210,7 @@ def _merge_fields(
 
 
 def _merge_types(left_type: DataType, right_type: DataType, file: str, first: str, name: str) -> DataType:
-    """Return the type that holds the values of both without loss."""
+    """Return the type that can represent the values of both types without loss."""
     if left_type == right_type:
         return left_type
     if isinstance(left_type, StructType) and isinstance(right_type, StructType):

@@ -43,13 +43,13 @@ if TYPE_CHECKING:
 
     from finetune_crds.catalog import Catalog
 
-# The open-source server has no other version of its API, and the SDK asks for these credentials under /api/2.0.
+# The path on the open-source server, which has only this version of the API; the SDK would request the credentials under /api/2.0.
 _CREDENTIALS_PATH = "/api/2.1/unity-catalog/temporary-table-credentials"
 _HTTP_TIMEOUT_SECONDS = 20.0
 _RETRY_TIMEOUT_SECONDS = 60
 _FORMATS = {"DELTA": "Delta", "PARQUET": "Parquet"}
 _TABLE_TYPES = (None, TableType.MANAGED, TableType.EXTERNAL)
-# Features of a Delta table that only its catalog can give the newest version of.
+# Features of a Delta table with which only its catalog knows the newest version.
 _CATALOG_MANAGED_FEATURES = ("delta.feature.catalogManaged", "delta.feature.catalogOwned-preview")
 _DATABRICKS_ADVICE = "use data.prepare.spark.mode Databricks"
 # A message of a server may be long.
@@ -57,7 +57,7 @@ _MAX_MESSAGE_CHARS = 300
 
 # NB: the SDK warns about each server that is not a workspace, and logs the bodies of requests at level DEBUG.
 logging.getLogger("databricks.sdk").setLevel(logging.ERROR)
-# NB: the SDK collects the attributes once, on the first class used, which must not be the subclass.
+# NB: the SDK collects the attributes once, on the first class used. This must be Config, not the subclass `_Login`.
 Config.attributes()
 
 
@@ -119,7 +119,7 @@ def _build_config(catalog: Catalog) -> Config:
     host, token, client, secret = (os.environ.get(f"{DATABRICKS_PREFIX}{key}") for key in SECRET_KEYS)
     secret_ref = catalog.databricks and catalog.databricks.secret_ref
     if secret_ref and not (host and (token or (client and secret))):
-        # NB: the SDK would take what is missing from the environment, which may be of another workspace.
+        # NB: the SDK would read the missing values from the environment, which may contain the login to another workspace.
         raise ValueError(
             f"Secret {secret_ref.name} of data.prepare.catalog needs DATABRICKS_HOST, and DATABRICKS_TOKEN or DATABRICKS_CLIENT_ID and "
             "DATABRICKS_CLIENT_SECRET"
@@ -204,10 +204,10 @@ def _build_credentials_error(reference: _TableReference, answer: str) -> DataErr
 
 
 def _check_table(info: TableInfo, kind: str, reference: _TableReference) -> None:
-    """Check that the files of a table hold all of its rows, and have the type that the recipe names.
+    """Check that the files of a table contain exactly its rows, and have the type that the recipe names.
 
     Raises:
-        DataError: the files do not.
+        DataError: they do not, or have another type.
     """
     if info.table_type not in _TABLE_TYPES:
         raise DataError(

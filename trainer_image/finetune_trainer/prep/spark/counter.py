@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 class Counter:
     """Counts the rows of a frame, in the pass that another action runs.
 
-    NB: Spark adds what it observed in each task. When an executor is lost, the tasks whose results went with it run again, and
-    their rows count twice. A separate action then counts the rows again, each once.
+    NB: Spark adds up what each task observed. When an executor is lost, the tasks whose results it kept run again, and their rows
+    count twice. `read` can then count the rows again, each once, in a separate action.
     """
 
     def __init__(self, name: str) -> None:

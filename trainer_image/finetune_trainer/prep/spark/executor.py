@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _BACKEND = "org.apache.spark.scheduler.cluster.k8s.KubernetesExecutorBackend"
-# Its arguments, each with the variable that holds the value.
+# The arguments of _BACKEND, each with the environment variable that contains its value.
 _ARGUMENTS = {
     "--driver-url": "SPARK_DRIVER_URL",
     "--executor-id": "SPARK_EXECUTOR_ID",
@@ -42,7 +42,7 @@ def main() -> int:
     home = find_spark_home()
     environment |= {"SPARK_HOME": str(home), "PYSPARK_PYTHON": sys.executable}
     words = build_command(environment, home)
-    # NB: Spark unpacks into the working directory what the driver sends, and the root filesystem is read-only.
+    # NB: Spark unpacks what the driver sends into the working directory, which must not be on the root filesystem: that is read-only.
     os.chdir(tempfile.gettempdir())
     return os.execve(words[0], words, environment)  # noqa: S606 - the JVM takes the place of this process
 

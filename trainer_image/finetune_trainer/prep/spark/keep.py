@@ -18,8 +18,8 @@ _REFUSED = "NOT_SUPPORTED_WITH_SERVERLESS"
 def keep(frame: DataFrame, kept_frames: ExitStack) -> DataFrame:
     """Return the frame, kept on disk until `kept_frames` closes: in memory it would grow with the corpus.
 
-    NB: serverless compute keeps nothing. The frame is then computed again for each reader, with the same rows: all of it
-    depends only on the source, which is pinned if it is a table.
+    NB: serverless compute keeps nothing. The frame is then computed again each time it is read, with the same rows: they depend
+    only on the source, which is pinned if it is a table.
     """
     try:
         persisted = frame.persist(StorageLevel.DISK_ONLY)

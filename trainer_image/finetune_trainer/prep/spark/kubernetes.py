@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 API_SERVER = "https://kubernetes.default.svc"
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _TIMEOUT_SECONDS = 30
-# Settings of the recipe's conf that another field holds.
+# Settings that the recipe's conf may not have, with the field of the recipe that determines each.
 FIELDS = {
     "spark.executor.instances": "data.prepare.spark.executors",
     "spark.executor.cores": "data.prepare.spark.executorCores",
@@ -58,7 +58,7 @@ class Driver:
     host: name at which executors find it.
     selector: labels of the executors.
     template: pod template of the executors, as JSON.
-    image, pull_policy: of the template.
+    image, pull_policy: the executor's, from the template.
     """
 
     pod: str
@@ -99,7 +99,7 @@ class Driver:
         """Write the pod template of the executors to the file that Spark reads. Only this user can read it."""
         file = scratch / contract.EXECUTOR_TEMPLATE_FILE
         file.touch(mode=0o600)
-        # NB: `touch` leaves the mode of a file that exists.
+        # NB: `touch` does not change the mode of a file that exists.
         file.chmod(0o600)
         file.write_text(self.template, encoding="utf-8")
 
@@ -137,7 +137,7 @@ def build_settings(
 
 
 def build_executor_settings(spark: Spark, *, jars: Path, options: str) -> dict[str, str]:
-    """Return Spark's settings for executors in pods, in every mode that has them.
+    """Return Spark's settings for executors in pods, in every mode with such executors.
 
     Args:
         options: options of the JVM.
@@ -156,7 +156,7 @@ def build_executor_settings(spark: Spark, *, jars: Path, options: str) -> dict[s
         "spark.executor.extraClassPath": f"{jars}/*",
         "spark.executor.extraJavaOptions": options,
         "spark.executorEnv.TOKENIZERS_PARALLELISM": "false",
-        # NB: a pod that a quota rejects counts as a failed executor; the operator reports it, and Spark retries.
+        # NB: a pod that a quota rejects counts as a failed executor. Spark retries without limit, and the operator reports the rejection.
         "spark.executor.maxNumFailures": str(2**31 - 1),
         # With the settings below, Spark manages only pods, and its ServiceAccount needs no other rights.
         "spark.kubernetes.executor.disableConfigMap": "true",

@@ -33,7 +33,7 @@ class TaskCounter(Protocol):
     """Counts the tasks of a step."""
 
     def begin(self, step: str) -> None:
-        """Count what this thread runs from now on as a step."""
+        """Count the tasks that this thread starts from now on as tasks of a step."""
 
     def count(self, step: str) -> Tasks:
         """Return the tasks of a step, from any thread."""
@@ -46,7 +46,7 @@ class SparkTasks:
         self._spark = spark
 
     def begin(self, step: str) -> None:
-        """Count what this thread runs from now on as a step."""
+        """Count the tasks that this thread starts from now on as tasks of a step."""
         self._spark.setJobGroup(step, step)
 
     def count(self, step: str) -> Tasks:
@@ -78,7 +78,7 @@ class Progress:
     """Shows which step of a preparation runs, and its percent.
 
     Args:
-        counter: None: steps are shown without a percent.
+        counter: counts the tasks for the percent; None: steps are shown without it.
     """
 
     def __init__(self, show: Show, counter: TaskCounter | None) -> None:
@@ -100,8 +100,8 @@ class Progress:
     def tell(self) -> None:
         """Show the percent of the step, if it has grown.
 
-        NB: Spark adds the later stages of a step only after the earlier ones, which lowers its percent. So a lower percent is not
-        shown, and a step is not at 100% before the next one begins.
+        NB: Spark adds the later stages of a step only after the earlier stages, which lowers the percent. So a lower percent is not
+        shown, and a step is at 99% at most until the next step begins.
         """
         step = self._step
         if self._counter is None or not step:

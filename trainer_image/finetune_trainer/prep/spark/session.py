@@ -1,4 +1,4 @@
-"""The Spark session of a preparation: all of it in the prep pod, or its driver alone."""
+"""The Spark session of a preparation: Spark runs in the prep pod, all of it or only its driver."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ _COLLECTOR, _JVM_OPTIONS = re.compile(r"-XX:\+Use\w*GC\b"), ("JAVA_TOOL_OPTIONS"
 # Limit for Spark's listeners to receive their events.
 _LISTENER_TIMEOUT_MILLISECONDS = 10_000
 
-# NB: these optimizer rules remove empty parts of a plan with the row counts observed in them; the message about a step
-# that dropped everything needs those.
+# NB: these optimizer rules are excluded because they remove empty parts of a plan, and with them the row counts observed there.
+# The message about a step that dropped all rows needs these counts.
 _EXCLUDED_RULES = "org.apache.spark.sql.catalyst.optimizer.PropagateEmptyRelation"
 _EXCLUDED_ADAPTIVE_RULES = "org.apache.spark.sql.execution.adaptive.AQEPropagateEmptyRelation"
 
@@ -62,7 +62,7 @@ _SUBMITTED_SETTINGS = (
     "spark.driver.bindAddress",
     "spark.local.dir",
 )
-# Settings that the recipe has a field for, or that the session depends on.
+# Settings that the recipe's conf may not have, with the field of the recipe that determines each.
 _FIELDS = {
     "spark.master": "data.prepare.spark.mode",
     "spark.driver.memory": "data.prepare.spark.driverMemory",
@@ -105,6 +105,7 @@ def start(spark: Spark, catalog: Catalog | None = None) -> SparkSession:
     if driver is None:
         # NB: without it Spark resolves its host name, which fails in some networks.
         os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    # NB: this variable would override spark.local.dir.
     os.environ.pop("SPARK_LOCAL_DIRS", None)
     session_settings = build_settings(
         spark,
@@ -198,8 +199,8 @@ def count_failures(spark: SparkSession, first_job: int) -> int | None:
 
     If the number is the same before and after an action, no task of the action ran twice. None if Spark does not report it.
 
-    NB: neither number is sufficient. Stages that miss the results of an executor fail before Kubernetes reports that it is lost, and an
-    executor that is lost between two stages fails no task.
+    NB: neither number is sufficient. Stages that miss the results of an executor fail before Kubernetes reports the loss of the executor,
+    and an executor that is lost between two stages fails no task.
     """
     from py4j.protocol import Py4JError
 
@@ -217,8 +218,9 @@ def count_failures(spark: SparkSession, first_job: int) -> int | None:
 def _count_lost_executors(spark_context: SparkContext) -> int:
     """Return the number of executors that Spark no longer uses.
 
-    NB: the store has them seconds late. Spark disables a disconnected executor, and other executors recompute its results, but the store
-    is updated when Kubernetes reports the reason: after 30 seconds, if Spark misses the deletion of a pod.
+    NB: the status store does not show this in time, so the scheduler is asked. Spark disables a disconnected executor, and other executors
+    recompute its results, but the store is updated when Kubernetes reports the reason: after 30 seconds, if Spark misses the deletion of
+    a pod.
     """
     spark = spark_context._jsc.sc()  # noqa: SLF001 - Spark has no other way
     executors = spark.statusStore().executorList(False)
@@ -227,7 +229,7 @@ def _count_lost_executors(spark_context: SparkContext) -> int:
 
 
 def _count_failed_tasks_and_stages(spark_context: SparkContext, first_job: int) -> int:
-    # NB: Spark keeps 1,000 jobs and lists the newest one first; each number is a call of the JVM.
+    # NB: Spark keeps 1,000 jobs and lists the newest one first. Each number is a call of the JVM, so older jobs are not read.
     job_list = spark_context._jsc.sc().statusStore().jobsList(None)  # noqa: SLF001 - Spark has no other way
     newest_jobs = (job_list.apply(position) for position in range(job_list.size()))
     jobs = takewhile(lambda job: job.jobId() >= first_job, newest_jobs)
@@ -290,7 +292,8 @@ def build_settings(
             raise RecipeRefusedError(f"data.prepare.spark.conf cannot set {name}: use {field}")
     options = f"-Djava.io.tmpdir={scratch} -Dlog4j2.configurationFile={_LOG_SETTINGS}"
     if not spark.executor_pods and _LOG_LEVEL not in spark.conf:
-        # NB: executors in pods log their failed tasks, and the driver logs the tasks that are retried.
+        # NB: in this pod alone, a failed task fails the job, whose error is reported. Executors in pods log their failed tasks, and their
+        # driver logs the tasks that are retried.
         options += " -Dfinetune.log.tasks=off"
     if not spark.executor_pods and cores <= _FEW_CORES and not _names_collector(environment):
         options += f" {_SERIAL}"
@@ -312,7 +315,7 @@ def build_settings(
         "spark.python.sql.dataFrameDebugging.enabled": "false",
         "spark.sql.shuffle.partitions": str(4 * cores),
         "spark.sql.session.timeZone": "UTC",
-        # NB: files may have the columns ID and id. Hive's own names are in lower case, whatever its files say.
+        # NB: files may have the columns ID and id. In Hive, names are in lower case, even if the files of the table have other names.
         "spark.sql.caseSensitive": str(not (catalog and catalog.hive)).lower(),
         "spark.sql.optimizer.excludedRules": _EXCLUDED_RULES,
         "spark.sql.adaptive.optimizer.excludedRules": _EXCLUDED_ADAPTIVE_RULES,

@@ -51,7 +51,7 @@ def _become_driver(words: Sequence[str]) -> NoReturn:
     home = find_spark_home()
     arguments = build_command(prepare, words, os.environ, home)
     kubernetes.delete_executors(os.environ[ENV_POD_NAMESPACE], os.environ[ENV_EXECUTOR_SELECTOR])
-    # NB: the root filesystem is read-only.
+    # NB: the working directory must not be on the root filesystem, which is read-only.
     os.chdir(tempfile.gettempdir())
     os.execve(arguments[0], arguments, build_environment(os.environ, home))  # noqa: S606 - the JVM takes the place of this process
 
@@ -79,7 +79,7 @@ def build_command(
         environment=variables,
         catalog=prepare.catalog,
     ) | {"spark.driver.bindAddress": variables[_ADDRESS]}
-    # NB: these settings override the settings of the file.
+    # NB: these settings override those in the file of properties.
     conf = [word for name, value in session_settings.items() for word in ("--conf", f"{name}={value}")]
     return [str(home / "bin" / "spark-submit"), *conf, "--deploy-mode", "client", *words]
 

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
-# Runs of words that at most this many texts share are not boilerplate, in a corpus of any size: GPT-3's decontamination leaves out
-# those that more texts share (Brown et al. 2020, appendix C).
+# Runs of words that at most this many texts share are not boilerplate, in a corpus of any size: GPT-3's decontamination ignores
+# runs that more texts share (Brown et al. 2020, appendix C).
 _MAX_TEXTS = 10
 # Share of the texts of a corpus. A run in fewer texts is from copies of a text, which are near duplicates.
 _SHARE = 0.02
@@ -51,6 +51,7 @@ def find_boilerplate(frame: DataFrame, text: str, texts: int) -> Boilerplate:
         texts: the number of rows.
     """
     sampled = min(texts, _SAMPLED_TEXTS)
+    # Not even a run in all texts would exceed the limit.
     if sampled <= limit(sampled):
         return Boilerplate(np.empty(0, np.uint64), np.empty(0, np.bool_))
     if sampled < texts:

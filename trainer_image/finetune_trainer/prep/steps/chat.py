@@ -17,7 +17,7 @@ def check(tokenizer: PreTrainedTokenizerBase, recipe: Recipe) -> None:
     """Check that a tokenizer has a chat template, which renders tools if the recipe names a column of tools.
 
     Raises:
-        RecipeRefusedError: the model has no chat template, the template ignores tools and data.prepare.onTemplateError is Fail, or its answers
+        RecipeRefusedError: the model has no chat template, the template ignores tools and data.prepare.onTemplateError is Fail, or answers
             would not be learned up to their ends.
     """
     base, columns, prepare = recipe.model.base, recipe.data.columns, recipe.data.prepare
@@ -29,6 +29,7 @@ def check(tokenizer: PreTrainedTokenizerBase, recipe: Recipe) -> None:
         loss_mask.check_template(tokenizer, base)
     if missing := answer_end.explain_missing_stop(tokenizer):
         print(f"NB: {missing}", flush=True)
+    # With Drop, conversations with tools are dropped one by one.
     drops_refused_rows = prepare is not None and prepare.on_template_error == "Drop"
     if (
         columns

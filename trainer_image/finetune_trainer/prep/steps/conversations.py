@@ -51,13 +51,13 @@ def with_tools(frame: DataFrame, form: Form) -> DataFrame:
     """Convert the tools of a source to JSON text: an empty list if a row has no tools, null if they are not a list.
 
     Raises:
-        DataError: the column holds something else.
+        DataError: the column has neither lists of structures nor text.
     """
     return frame if form.tools is None else frame.withColumn(form.tools, tools(frame, form.tools))
 
 
 def tools(frame: DataFrame, name: str) -> Column:
-    """Return the tools of a source as `with_tools` converts them, with the same errors."""
+    """Return the tools of a source as `with_tools` converts them; raises as `with_tools` does."""
     kind = frame.schema[name].dataType
     column = sf.col(quoted(name))
     if isinstance(kind, NullType):
@@ -154,7 +154,10 @@ def _build_message(fields: dict[str, Column]) -> Column:
 
 
 def is_blank(name: str, form: Form) -> Column:
-    """Return whether a conversation has a message without role or content, or only white space; null if it is null."""
+    """Return whether a conversation has a message without a role or without both content and calls, or no message with text or calls.
+
+    Null for a conversation that is null.
+    """
 
     def calls(turn: Column) -> Column:
         return turn[_CALLS].isNotNull() if _CALLS in form.carried else sf.lit(False)
@@ -177,7 +180,7 @@ def conversation_text(name: str, form: Form) -> Column:
 
 
 def weights(name: str) -> Column:
-    """Return the weights of a conversation's messages as text; 1 for messages without a weight or that are not answers."""
+    """Return the weights of a conversation's messages as text; 1 for an answer without a weight, and for every other message."""
 
     def weight(turn: Column) -> Column:
         return sf.coalesce(sf.when(turn["role"] == "assistant", turn[WEIGHT]), sf.lit("1"))
@@ -229,6 +232,7 @@ def build_columns(form: Form) -> list[Column]:
         ]
         is_rendered = rendered[PROMPT].isNotNull() & rendered[RESPONSE].isNotNull()
         return [sf.when(is_rendered, sf.array(*turns)).alias(MESSAGES)]
+    # The source columns of the prompt and the answers, in the order of (PROMPT, *form.judged).
     names = [name for name in form.required if name != form.label]
     columns = dict(zip((PROMPT, *form.judged), names, strict=True))
     return [

@@ -64,7 +64,7 @@ class Shared(NamedTuple):
     """Examples that share words with evaluation sets.
 
     examples: number of distinct examples, by set.
-    samples: some of the examples, each with the name of a set.
+    samples: the beginnings of some of the examples, each after the name of a set.
     """
 
     examples: dict[str, int]
@@ -201,7 +201,7 @@ def _hash_runs(
         grams = counts.where(sf.col("count") <= boilerplate.limit(rows.count(), _SHARE))
         runs_of_set = grams.select(sf.lit(evaluation_set.source.name).alias(_SET), _GRAM, _WORDS)
         runs = runs_of_set if runs is None else runs.union(runs_of_set)
-    assert runs is not None  # noqa: S101 - the schema wants a set
+    assert runs is not None  # noqa: S101 - the schema requires a set
     return runs
 
 
@@ -258,7 +258,7 @@ def _hash_evaluation_batches(
 
     for batch in batches:
         texts = batch.column(TEXT).to_pylist()
-        # NB: the examples have placeholders by now.
+        # NB: the examples already have placeholders, so the texts of the evaluation set need the same ones.
         for kind in kinds:
             texts = [replace_values(text, PATTERNS[kind])[0] for text in texts]
         hashes, words = hash_evaluation_texts(texts, ngram, fewest)

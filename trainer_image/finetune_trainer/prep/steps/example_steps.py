@@ -47,7 +47,7 @@ def render(frame: DataFrame, plan: Plan) -> DataFrame:
 def select_refused(frame: DataFrame, recipe: Recipe, plan: Plan, tokenizer: Loaded) -> DataFrame:
     """Return the rows that fail a preparation whose data.prepare.onTemplateError is Fail, see `tokens.select_refused`.
 
-    These are the rows that pass the filters; duplicates are not removed.
+    Only rows that pass the filters are returned; duplicates among them are not removed.
 
     Args:
         frame: rows of the source with their places.

@@ -35,7 +35,8 @@ _PART_OF = {"ary": "ar", "arz": "ar", "nn": "no", "sdh": "ku", "uzs": "uz", "wuu
 def with_foreign(frame: DataFrame, text: Column, languages: Sequence[Language]) -> DataFrame:
     """Add the column FOREIGN: whether a text is certainly in none of the languages."""
     schema = StructType([*frame.schema.fields, StructField(FOREIGN, BooleanType(), nullable=False)])
-    # NB: a function of Arrow arrays (arrow_udf) is not in the Spark of every Databricks Runtime.
+    # NB: whole batches, because not every Databricks Runtime has functions of Arrow arrays (arrow_udf). Twice the characters that the
+    # detector reads, because it removes code and addresses first.
     detected_in = frame.withColumn(_TEXT, sf.substring(text, 1, 2 * _MAX_CHARS))
     return detected_in.mapInArrow(partial(_flag_batches, languages=frozenset(languages)), schema)
 
@@ -64,6 +65,7 @@ def detect(text: str) -> str | None:
         language = _PART_OF.get(code, code)
         shares[language] = shares.get(language, 0.0) + share
     best = max(shares, key=lambda code: shares[code])
+    # zxx is the detector's code for text without language.
     return best if shares[best] >= _MIN_PROBABILITY and best != "zxx" else None
 
 

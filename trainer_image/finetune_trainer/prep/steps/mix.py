@@ -1,4 +1,4 @@
-"""Mixes several sources: each contributes its share of the rows, selected by a hash, with its name in a column."""
+"""Mixes several sources: each contributes its share of the rows, selected by a hash. A column has the name of the source of a row."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def find_conversations(parts: Sequence[Part], columns: Columns) -> dict[str, tup
         for name in columns.column_names
         if 0 < sum(name in part_fields for part_fields in carried_fields) < len(carried_fields)
     ]
-    # A column of messages may hold lists in some parts and JSON text in others: both are read.
+    # Only preferences must agree: a column of messages may have lists in some parts and JSON text in others, and both are read.
     if columns.messages is None and differing:
         differences = "; ".join(
             f"{part.source.name} has {'conversations' if differing[0] in part_fields else 'text'}"
@@ -100,7 +100,7 @@ def find_conversations(parts: Sequence[Part], columns: Columns) -> dict[str, tup
                 "separately"
             ),
         )
-    # JSON text may have any of the fields.
+    # Where a part has no lists in a column, the column is JSON text, which may have any of the fields.
     fields_of_columns = [
         {field for part_fields in carried_fields for field in part_fields.get(name, chat_messages.CARRIED)}
         for name in columns.column_names

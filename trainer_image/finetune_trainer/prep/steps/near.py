@@ -41,8 +41,8 @@ _SHINGLES, _BANDS, _FIRST_ID = "shingles", "bands", "first"
 _SKETCH_SCHEMA = f"{_ID} string, {_SHINGLES} array<bigint>, {_BANDS} array<bigint>"
 _CLOSEST_ID, _SIMILARITY, _BEGINNING = "closest", "similarity", "beginning"
 _CLUSTER_SCHEMA = f"{_ID} string, {_FIRST_ID} string, {_CLOSEST_ID} string, {_SIMILARITY} double"
-# Each example of a band is compared with the first examples of the band and with those just before it: the number of pairs grows
-# with the number of examples, not with its square.
+# Each example of a band is compared with the first examples of the band, and with the examples just before it. So the number of
+# pairs grows with the number of examples, not with its square.
 _MAX_FIRST_PARTNERS, _MAX_PRECEDING_PARTNERS = 8, 8
 # Examples of one band that are compared; a larger band comes from text that half of the corpus shares.
 _MAX_BAND_SIZE = 50_000
@@ -59,7 +59,7 @@ class Pair(NamedTuple):
     closest: the id of the most similar example of its cluster.
     similarity: the similarity of the two.
     kept: the id of the example of the cluster that stays.
-    text, closest_text: the beginnings of the first two, if texts are shown.
+    text, closest_text: the beginnings of the removed and of the closest example, if texts are shown.
     """
 
     removed: str
@@ -98,7 +98,7 @@ class Clusters(NamedTuple):
 
     @property
     def warnings(self) -> list[str]:
-        """A sentence for the corpus and for each source if more than half of its examples are removed."""
+        """A warning if more than half of the examples of a source are removed, or one cluster loses more than half of all examples."""
         examples, largest = (
             sum(source.examples for source in self.sources.values()),
             max(self.sizes, default=1) - 1,

@@ -74,7 +74,7 @@ def _deduplicate(all_runs: Runs) -> Runs:
 def hash_evaluation_texts(texts: Sequence[str], ngram: int, fewest: int) -> tuple[Longs, Counts]:
     """Return the hashes of the runs that identify texts of an evaluation set, each once per text, and their numbers of words.
 
-    A text of `ngram` words or more gives all its runs of `ngram` words; a shorter one of at least `fewest` words gives the whole text.
+    A text of `ngram` words or more is identified by all its runs of `ngram` words; a shorter text of at least `fewest` words is one run.
     """
     distinct_runs = _deduplicate(hash_runs(texts, range(fewest, ngram + 1)))
     words = np.array([len(hash_words(text.lower())) for text in texts], np.int64)

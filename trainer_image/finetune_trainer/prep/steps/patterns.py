@@ -38,10 +38,10 @@ class Pattern(NamedTuple):
 _LETTER = "A-Za-z\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u024f\u0300-\u036f\u0370-\u052f\u1e00-\u1fff"
 _EMAIL = re.compile(
     rf"(?<![{_LETTER}0-9._%+-])(?P<account>[{_LETTER}0-9][{_LETTER}0-9._%+-]{{0,63}})@"
-    # The name of an image at twice its size, such as logo@2x.png.
+    # Not the name of an image at twice its size, such as logo@2x.png.
     r"(?![1-9]x\.)"
     rf"(?:[{_LETTER}0-9](?:[{_LETTER}0-9-]{{0,61}}[{_LETTER}0-9])?\.){{1,8}}[{_LETTER}]{{2,24}}"
-    # A call after a product of matrices (a@b.sum()), and a path after the account of a server (git@host.com:team/code).
+    # Not a call after a product of matrices (a@b.sum()), nor a path after the account of a server (git@host.com:team/code).
     rf"(?![{_LETTER}0-9_(-]|\.[{_LETTER}0-9]|:[\w.~-]{{0,255}}/)"
 )
 # Accounts that all users of a code server share.
@@ -55,14 +55,15 @@ _MAX_ACCOUNT_CHARS = 100
 _PASSWORD_OF_EMAIL = re.compile(
     r"(?m)(?:^[ ]{0,20}|[,;\t]|\|[ ]{0,20})"
     rf"(?!(?:git|hg|svn)@)[{_LETTER}0-9._%+-]{{1,64}}@(?:[{_LETTER}0-9-]{{1,63}}\.){{1,8}}[{_LETTER}]{{2,24}}:"
-    # Letters with a digit or a sign. Hyphens and underscores are in names of files and repositories too.
+    # Letters with a digit or a sign other than hyphens and underscores, which names of files and repositories have too.
     r"(?P<value>(?=[^\s/:@,;|]{0,63}[A-Za-z])(?=[^\s/:@,;|]{0,63}[0-9!#$%^&*?+=])"
-    # A file that a command copies, such as user@host.com:model2.bin.
+    # Not a file that a command copies, such as user@host.com:model2.bin.
     r"(?![^\s/:@,;|]{1,63}\.[A-Za-z][A-Za-z0-9]{0,11}(?![^\s,;|]))"
     r"[^\s/:@,;|]{6,64})(?=[,;\t]|[ ]{0,20}(?:\||\r?$))"
 )
 
 _LABEL = "(?:tel|telephone|phone|mobile|cell|fax|telefon|handy|mobil|t\u00e9l\u00e9phone|t\u00e9l|tel\u00e9fono|telefono|whatsapp)"
+# What must not follow a number: a letter, a digit, or a sign and a digit.
 _ENDS = r"(?!\w|[.,:/-]\d)"
 # Seven digits or more, with only separators of phone numbers between them.
 _NUMBER = re.compile(r"(?:\+|\(\+?|(?<![\w+.,/-]))[0-9](?:[ \u00a0.()/\u2010-\u2013-]{0,3}[0-9]){6,18}")

@@ -34,7 +34,8 @@ def redact_columns(frame: DataFrame, form: Form, kinds: Sequence[RedactKind]) ->
     """Return the frame with placeholders in the columns of an example, and a column with the number of replaced values for each kind.
 
     Args:
-        frame: rows whose example columns hold texts, or conversations as `conversations.parse` returns them. Booleans stay.
+        frame: rows whose example columns have texts, or conversations as `conversations.parse` returns them, or booleans, which do not
+            change.
     """
     ordered = sort_kinds(kinds)
     counts = [StructField(_count_column(kind), IntegerType(), nullable=False) for kind in ordered]
@@ -74,7 +75,7 @@ def _redact_batches(
 
 
 def _redact_column(column: pa.Array, counts: Counts, *, is_json: bool) -> pa.Array:
-    """Return a column of texts, of JSON or of conversations with placeholders, and add the values of each row to `counts`."""
+    """Return a column of texts, JSON or conversations with placeholders, and add the number of replaced values of each row to `counts`."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

@@ -1,7 +1,7 @@
 """The rules of gitleaks: what keys and tokens of some 200 services look like.
 
 They are data, in `gitleaks.toml` (MIT, see gitleaks.LICENSE). Their expressions are of RE2, whose time is linear in the text. A rule
-applies to a text that has one of its keywords; the rule's entropy and the allowlists decide on what it finds.
+applies to a text that has one of its keywords. A match is a secret if it has the rule's entropy and no allowlist allows it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 Span = tuple[int, int]
 
-# Shorter keywords are in most texts.
+# Shorter keywords are in most texts: `build_hint` uses the expressions of their rules instead.
 _MIN_KEYWORD = 4
 
 
@@ -28,7 +28,7 @@ class Allowlist(NamedTuple):
     """Matches of a rule that are not secrets.
 
     target: what the expressions are searched in: the secret, the whole match, or its line.
-    needs_all: whether both an expression and a stop word must match.
+    needs_all: whether both an expression and a stop word must match, in a list that has both.
     """
 
     target: str
@@ -122,7 +122,7 @@ def _index_keywords() -> tuple[Any, list[list[int]]]:
 
 
 def entropy(text: str) -> float:
-    """Return the Shannon entropy of the characters of a text, in bits."""
+    """Return the Shannon entropy of a text, in bits per character."""
     shares = [count / len(text) for count in Counter(text).values()]
     return -sum(share * math.log2(share) for share in shares)
 

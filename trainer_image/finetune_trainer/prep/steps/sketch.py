@@ -1,7 +1,7 @@
 """Sketches of texts: their shingles, and the MinHash bands by which likely near duplicates meet.
 
 MinHash estimates the Jaccard similarity of two sets of shingles (Broder 1997, On the resemblance and containment of
-documents). Banding makes of it a test that similar pairs pass with high probability (Leskovec, Rajaraman and Ullman,
+documents). Banding turns the estimate into a test that similar pairs pass with high probability (Leskovec, Rajaraman and Ullman,
 Mining of Massive Datasets, section 3.4).
 """
 
@@ -93,10 +93,10 @@ def sketch(texts: Sequence[str], shape: Banding, boilerplate: Boilerplate = _NO_
     """Sketch texts in lower case. A text of fewer than SHINGLE_WORDS words is one shingle; a text without words has no shingles.
 
     Args:
-        boilerplate: shingles to ignore in a text with content of its own, that is, with OWN_WORDS words in a row outside such
-            shingles. Any other text is a copy of the boilerplate with edited words. Shingles that at most half of the texts share
-            are ignored only if, in addition, a tenth of the text's words are outside boilerplate, not counting the words in
-            shingles of more than half of the texts.
+        boilerplate: shingles to ignore in a text with content of its own; any other text is a copy of them with edited words. The
+            shingles of more than half of the texts are ignored if OWN_WORDS words in a row are outside them. All shingles are
+            ignored if OWN_WORDS words in a row are outside all of them, and all such words are at least a tenth of the words
+            outside the shingles of more than half of the texts.
     """
     shingles, owners = hash_shingles(texts, boilerplate)
     starts = np.searchsorted(owners, np.arange(len(texts)))
@@ -115,6 +115,7 @@ def hash_shingles(texts: Sequence[str], boilerplate: Boilerplate = _NO_BOILERPLA
     for index, text in enumerate(texts):
         hashed = hash_words(text)
         words.extend(hashed)
+        # A text of fewer words is padded to one shingle.
         padding = SHINGLE_WORDS - len(hashed) if hashed else 0
         words.extend([0] * padding)
         counts[index] = len(hashed) + max(padding, 0)
@@ -169,7 +170,7 @@ def _is_outside(is_chosen: Flags) -> Flags:
 
 
 def _has_own_words(is_own: Flags, owners: Counts) -> Flags:
-    """Return which texts have OWN_WORDS words in a row outside boilerplate."""
+    """Return which texts have OWN_WORDS words in a row that `is_own` marks as outside boilerplate."""
     runs = is_own[: len(is_own) - OWN_WORDS + 1].copy()
     for word in range(1, OWN_WORDS):
         runs &= is_own[word : word + len(runs)] & (owners[word : word + len(runs)] == owners[: len(runs)])

@@ -28,8 +28,8 @@ def with_split(frame: DataFrame, ratios: SplitRatios) -> DataFrame:
 def _stratify(frame: DataFrame, ratios: SplitRatios) -> DataFrame:
     """Give each split its share of every stratum, in the order of the groups' hashes.
 
-    A group whose examples have several strata belongs to the least of them. Each stratum begins at another offset in the order of the
-    splits: otherwise the few groups of small strata would all be in the same split.
+    A group whose examples have several strata belongs to the least stratum. The first group of each stratum has another offset in the
+    order of the splits: otherwise the few groups of small strata would all be in the same split.
     """
     # NB: all examples of a stratum are sorted in one task, on disk if they do not fit into memory.
     frame = frame.withColumn(STRATUM, sf.min(STRATUM).over(Window.partitionBy(GROUP)))

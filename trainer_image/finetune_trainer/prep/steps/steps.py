@@ -30,15 +30,16 @@ DROPPED_BY = "dropped_by"
 ID, FINGERPRINT, GROUP, STRATUM, TOKENS, SPLIT = "id", "fingerprint", "group", "stratum", "tokens", "split"
 COPIES = "copies"
 _CONDITION = "__finetune_condition"
-# The column with the source of a row in a mix: next to the columns of the sources, and in the table.
+# The column with the source of a row in a mix: MIXED_FROM beside the columns of the sources, and SOURCE in the table.
 MIXED_FROM, SOURCE = "__finetune_source", "source"
 # Columns with the place of a row, in frames that are searched for a refused row.
 FILE, BLOCK, NUMBER = PLACE = "__finetune_file", "__finetune_block", "__finetune_number"
 _MAX_ROWS_IN_MEMORY = 10_000
-# Runs of white space other than a single space: to replace those too takes twice the time.
+# Runs of white space other than a single space: to replace single spaces too takes twice the time.
 _WHITE_SPACE = r"(?U) ?[^\S ]\s*|  \s*"
-# The same within a line, after its indentation; and white space around a text and before line breaks.
+# The same within a line, after its indentation.
 _INSIDE_A_LINE = r"(?U)(?<=\S)(?: ?[^\S \n]|  )[^\S\n]*"
+# White space around a text, and before line breaks.
 _AROUND_LINES = r"(?U)\A\s+|\s+\z|[^\S\n]+(?=\n)"
 
 
@@ -49,7 +50,7 @@ def flag_rows(frame: DataFrame, plan: Plan) -> DataFrame:
         RecipeRefusedError: data.prepare.filter is not an SQL condition on the columns of a row.
         DataError: data.prepare.filter names a column that the source does not have.
     """
-    # NB: the filter of the recipe compares numbers.
+    # NB: the filter of the recipe may compare numbers, so it is evaluated before they become text.
     frame = _with_condition(frame, plan)
     frame = plain_text.with_texts(frame, _list_learned_values(frame, plan))
     verdict = None
@@ -129,6 +130,7 @@ def _has_blank(frame: DataFrame, plan: Plan) -> Column:
 
 
 def _has_invalid_tools(frame: DataFrame, name: str) -> Column:
+    # In a mix, the tools have been converted already.
     tools = sf.col(quoted(name)) if MIXED_FROM in frame.columns else conversations.tools(frame, name)
     return tools.isNull()
 
@@ -199,7 +201,7 @@ def select_passed(frame: DataFrame, plan: Plan) -> DataFrame:
     """
     content = dict.fromkeys([*plan.form.content, *(plan.prepare.dedupe.columns or [])])
     ratios = plan.prepare.split_ratios
-    # NB: `redact` replaces values in the columns of an example; these two decide on the split as they are.
+    # NB: `redact` replaces values in the columns of an example, but the split depends on the original values of these columns.
     deciding = dict.fromkeys(name for name in (ratios.key, ratios.stratify_by) if name)
     origin = [name for name in (MIXED_FROM, *PLACE) if name in frame.columns]
     as_is = reader.jinja_values(frame, plan)
@@ -228,7 +230,7 @@ def identify_examples(frame: DataFrame, plan: Plan) -> DataFrame:
     fingerprint: equal for duplicates: a hash of its text, label and weights, or of the text of dedupe.columns, regardless of case and
         white space within lines, but not of indentation, which matters in programs.
     group: the text that decides on the split.
-    stratum: the value whose share each split has, if it is stratified.
+    stratum: the value that has the same share in each split, if splits are stratified.
     plain: what the user and the assistant say, which is compared for near duplicates, if they are removed.
     said: the text that is compared with evaluation sets, if there are any.
     source: the source of the row, in a mix.
@@ -258,7 +260,7 @@ def identify_examples(frame: DataFrame, plan: Plan) -> DataFrame:
     return frame.select(
         sf.substring(identity, 1, 32).alias(ID),
         (_fingerprint(chosen) if chosen else fingerprint).alias(FINGERPRINT),
-        # NB: without its label and weights, so that no text is both trained and evaluated on.
+        # NB: the group does not depend on label and weights, so that no text is both trained and evaluated on.
         sf.coalesce(owner, sf.sha2(_normalize(example + structures), 256)).alias(GROUP),
         *([_text(_split_column(stratum)).alias(STRATUM)] if stratum else []),
         *compared,

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from finetune_trainer.examples.token_columns import Document
     from finetune_trainer.examples.tokenizer import Loaded, TextTokenizer
 
-# Token ids that a worker holds before it passes rows on, at about 20 bytes each.
+# Token ids that a worker collects before it returns their rows, at about 20 bytes each.
 _MAX_TOKENS_PER_BATCH = 4_000_000
 
 
@@ -62,7 +62,8 @@ def with_tokens(
         columns: the columns of an example in the frame.
         objective: determines the targets of the loss.
         day: the date for chat templates that write the date; None: today.
-        on_template_error: Drop: an example that a template rejects gets null. Fail: it fails the task.
+        on_template_error: what an example that a template refuses does: with Drop, its added columns are null; with Fail, it fails the
+            task.
     """
     drop = on_template_error == "Drop"
     encoding = Documents.of_recipe(loaded.tokenizer, columns, objective, day).encoding
@@ -168,7 +169,7 @@ def _tokenize_batches(
 class _AddedColumns:
     """The added columns of some rows.
 
-    tokens: how many token ids they hold.
+    tokens: how many token ids they contain.
     """
 
     def __init__(self, columns: Columns) -> None:
@@ -237,6 +238,7 @@ def _select_refused_rows(
         refusals = batch.column(REFUSAL).to_pylist()
         rows = _iterate_rows({name: batch.column(name).to_pylist() for name in columns.column_names})
         for number, row in enumerate(rows):
+            # A row with a refusal keeps it. A row with a null is no example, and no chat template can refuse texts.
             is_text = all(isinstance(value, str) for value in row.values()) and columns.messages is None
             if refusals[number] is None and None not in row.values() and not is_text:
                 refusals[number] = _find_refusal(documents, row)
@@ -252,7 +254,7 @@ def tokenize_rows(
     """Yield the documents of each row of a batch of columns; None for a row with a null, and for a refused row if `drop` is set.
 
     Raises:
-        ValueError: a row is refused, and `drop` is not set; `refused_rows.find_error` finds the error in what Spark says of it.
+        ValueError: a row is refused, and `drop` is not set; `refused_rows.find_error` finds the error in the message of Spark's exception.
     """
     has_null = [None in row for row in zip(*rows.values(), strict=True)]
     accepted = {
@@ -298,6 +300,7 @@ def _make_documents(documents: Documents, example: dict[str, Any]) -> tuple[Docu
     Raises:
         RowError: the chat template refuses it, or its messages are invalid.
     """
+    # A judged answer without tokens is blank, or only repeats the prompt.
     (example_documents,) = documents.of({name: [value] for name, value in example.items()})
     if documents.columns.messages is None and not all(document.tokens for document in example_documents):
         raise RowError("MessageShape", f"an answer of {A_ROW} adds nothing to the prompt")
