@@ -325,6 +325,28 @@ def test_a_gpu_has_the_memory_that_its_name_says(config: Path, gpu: dict[str, st
     )
 
 
+OLD_GPUS = {"Tesla-T4": (7, 5), "Tesla-V100-SXM2-32GB": (7, 0), "NVIDIA-A100-SXM4-40GB": (9, 0)}
+
+
+@pytest.mark.parametrize(("product", "capability"), OLD_GPUS.items(), ids=OLD_GPUS)
+def test_an_old_gpu_is_known_by_its_name(config: Path, product: str, capability: tuple[int, int]) -> None:
+    plain_recipe = recipe(config, gpus=1)
+    distributed = plain_recipe.distributed.model_validate({"gpusPerNode": 1, "gpu": {"product": product}})
+    card = plan._choose_card(plain_recipe.model_copy(update={"distributed": distributed}), 16.0)
+    assert card.capability == capability
+
+
+def test_bf16_is_refused_on_an_old_gpu_before_a_model_is_read(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain_recipe = recipe(config, gpus=1)
+    distributed = plain_recipe.distributed.model_validate({"gpusPerNode": 1, "gpu": {"product": "Tesla-T4"}})
+    old = plain_recipe.model_copy(update={"distributed": distributed})
+    monkeypatch.setattr(plan, "load_recipe", lambda: old)
+    with pytest.raises(RecipeRefusedError, match=r"^training\.precision BF16, the default, requires a GPU"):
+        plan.print_plan(config=None, gpu_memory=16.0)
+
+
 def test_a_gpu_of_unknown_memory_is_asked_for(config: Path) -> None:
     plain_recipe = recipe(config, gpus=1)
     with_product = plain_recipe.distributed.model_validate(

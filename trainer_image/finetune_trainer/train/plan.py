@@ -28,7 +28,7 @@ from finetune_trainer.train import build, graphs
 from finetune_trainer.train.data import pack
 from finetune_trainer.train.data.dataset import Split
 from finetune_trainer.train.loop import take_step
-from finetune_trainer.train.model import shard
+from finetune_trainer.train.model import precision, shard
 from finetune_trainer.train.model.adapters import adapt
 from finetune_trainer.train.model.adapters.new_tokens import NewTokens
 from finetune_trainer.train.model.memory import accounting, fit
@@ -55,6 +55,10 @@ _DEFAULT_PRODUCT = "NVIDIA-H100-80GB-HBM3"
 _PRODUCT_MEMORY = re.compile(r"(\d+)GB")
 # A slice of a GPU, in the name of a product or of a resource.
 _SLICE_MEMORY = re.compile(r"mig-\d+g\.(\d+)gb", re.IGNORECASE)
+# The compute capability of older GPUs, which have no instructions for BF16 (https://developer.nvidia.com/cuda-legacy-gpus).
+_OLD_CAPABILITIES = {"P100": (6, 0), "P40": (6, 1), "P4": (6, 1), "V100": (7, 0), "T4": (7, 5)}
+_OLD_PRODUCT = re.compile(rf"\b({'|'.join(_OLD_CAPABILITIES)})\b")
+_NEWER_CAPABILITY = (9, 0)
 # NB: the CPU builds of torch cannot compute gradients of fake tensors that claim to be on a GPU (2.13).
 _DEVICE = torch.device("cpu")
 
@@ -128,6 +132,7 @@ def print_plan(*, config: Path | None, gpu_memory: float | None) -> None:
     recipe = load_recipe()
     spec_rules.check(recipe)
     card = _choose_card(recipe, gpu_memory)
+    precision.check(recipe, card)
     with tempfile.TemporaryDirectory(prefix="finetune-") as folder:
         model = recipe.model
         source = config or download.fetch_config(
@@ -149,8 +154,9 @@ def _choose_card(recipe: Recipe, gpu_memory: float | None) -> Card:
             f"cannot derive the GPU memory from the name {product}: add --gpu-memory GIB"
         )
     size = gpu_memory if gpu_memory is not None else float(memory_match[1] if memory_match else 0)
-    # The capability of an H100, whatever the product is.
-    return Card(product, int(size * _GIB), (9, 0))
+    old_product = _OLD_PRODUCT.search(product)
+    capability = _OLD_CAPABILITIES[old_product[1]] if old_product else _NEWER_CAPABILITY
+    return Card(product, int(size * _GIB), capability)
 
 
 def plan_step(recipe: Recipe, source: Path, card: Card) -> Plan:
