@@ -97,7 +97,7 @@ class ReplacedField(NamedTuple):
 def replaced(**fields: ReplacedField) -> dict[str, Any]:
     """Return the ``json_schema_extra`` of a model with fields that an earlier version had.
 
-    Without it, the API server would drop such a field, and the job would run without its GPUs or credentials.
+    Without this, the API server would drop such a field, and a job would run, for example, without its GPUs or credentials.
     """
     return {REPLACED: fields}
 
@@ -105,8 +105,8 @@ def replaced(**fields: ReplacedField) -> dict[str, Any]:
 def required_by_rule(*fields: str) -> dict[str, Any]:
     """Return the ``json_schema_extra`` of a model with required fields that a CEL rule requires, and not `required` of the CRD.
 
-    If an object lacks a field of `required`, the API server evaluates none of its rules. The error would not name the field of an earlier version
-    that this field replaces.
+    If an object lacks a field of `required`, the API server evaluates none of the object's rules, so the error could not say that the
+    missing field replaces a field of an earlier version.
     """
     return {REQUIRED_BY_RULE: list(fields)}
 

@@ -99,6 +99,7 @@ def differences(before: Mapping[str, Any], recipe: JobRecipe) -> list[str]:
             "ranks; KTO estimates a divergence from them)"
         )
     batch = before.get(GLOBAL_BATCH)
+    # Without a stored batch, there is nothing to compare.
     if batch != now[GLOBAL_BATCH] and isinstance(batch, int):
         differing.append(
             f"sequences per step {batch} -> {now[GLOBAL_BATCH]} (training.perDeviceBatchSize x gradientAccumulation x ranks; "

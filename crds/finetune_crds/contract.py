@@ -31,61 +31,56 @@ RECIPE_PATH = f"{RECIPE_DIRECTORY}/{RECIPE_FILE}"
 ENV_RECIPE = "FINETUNE_RECIPE"
 # The number of the attempt, from 1. Only training pods of the operator have this variable.
 ENV_ATTEMPT = "FINETUNE_ATTEMPT"
-# For your own command: the file of its parameters in the recipe's folder, and the variables with that file and the code's folder.
-PARAMETERS_FILE = "parameters.yaml"
+# Your own command.
+PARAMETERS_FILE = "parameters.yaml"  # its parameters, in the recipe's folder
 PARAMETERS_PATH = f"{RECIPE_DIRECTORY}/{PARAMETERS_FILE}"
-ENV_PARAMETERS = "HYPERPARAMETERS_PATH"
-ENV_CODE = CODE_ENV
+ENV_PARAMETERS = "HYPERPARAMETERS_PATH"  # the variable with the path of the parameters
+ENV_CODE = CODE_ENV  # the variable with the folder of the code
 TERMINATION_PATH = "/dev/termination-log"
-# A preparation with executor pods: the file of the executors' pod template, which the driver writes; the name of the executor
-# container; and the command of the image that starts an executor.
-EXECUTOR_TEMPLATE_FILE = "executor.yaml"
+# A preparation with executor pods.
+EXECUTOR_TEMPLATE_FILE = "executor.yaml"  # the executors' pod template, which the driver writes
 EXECUTOR_CONTAINER = "executor"
-EXECUTOR_COMMAND = "finetune-executor"
-# The driver of a SparkApplication: the command of the image that starts it, the file that it runs, the version of Spark in the
-# image, the container names that spark-submit uses, and the ports of the driver and the executors.
-DRIVER_COMMAND = "finetune-driver"
-DRIVER_FILE = "/opt/finetune/prep.py"
-SPARK_VERSION = "4.2.0"
-APPLICATION_DRIVER_CONTAINER = "spark-kubernetes-driver"
-APPLICATION_EXECUTOR_CONTAINER = "spark-kubernetes-executor"
+EXECUTOR_COMMAND = "finetune-executor"  # the image's command that starts an executor
+# A SparkApplication.
+DRIVER_COMMAND = "finetune-driver"  # the image's command that starts the driver
+DRIVER_FILE = "/opt/finetune/prep.py"  # the file that the driver runs
+SPARK_VERSION = "4.2.0"  # in the image
+APPLICATION_DRIVER_CONTAINER = "spark-kubernetes-driver"  # the name that spark-submit uses
+APPLICATION_EXECUTOR_CONTAINER = "spark-kubernetes-executor"  # the name that spark-submit uses
 SPARK_DRIVER_PORT = 7078
-SPARK_BLOCKS_PORT = 7079
-# Variables of a driver: its pod, its namespace, its host name for the executors, the labels of the executors, and the executors'
-# pod template as JSON. NB: the template can contain secrets, so it is a variable and stays in the spec of the pod.
+SPARK_BLOCKS_PORT = 7079  # the block managers of the driver and the executors
+# Variables of a driver.
 ENV_POD_NAME = "FINETUNE_POD_NAME"
 ENV_POD_NAMESPACE = "FINETUNE_POD_NAMESPACE"
-ENV_DRIVER_HOST = "FINETUNE_DRIVER_HOST"
-ENV_EXECUTOR_SELECTOR = "FINETUNE_EXECUTOR_SELECTOR"
+ENV_DRIVER_HOST = "FINETUNE_DRIVER_HOST"  # the driver's host name for the executors
+ENV_EXECUTOR_SELECTOR = "FINETUNE_EXECUTOR_SELECTOR"  # the labels of the executors
+# The executors' pod template as JSON. NB: it can contain secrets, so it is a variable and stays in the spec of the pod.
 ENV_EXECUTOR_TEMPLATE = "FINETUNE_EXECUTOR_TEMPLATE"
-# A preparation on Databricks: the name and the entry point of the wheel, the parameters of the run, and the files that the run
-# writes to its folder.
+# A preparation on Databricks: the wheel, the parameters of its run, and the files that the run writes to its folder.
 PREP_WHEEL = "finetune-prep"
 PREP_WHEEL_ENTRY = "finetune-prep-databricks"
 PARAMETER_FOLDER = "--folder"
 PARAMETER_MLFLOW_RUN = "--mlflow-run"
 PROGRESS_FILE = "progress.txt"
 REPORT_FILE = "report.json"
-# The evaluation of a registered version: its command, the option with the folder of the model, and the option that only downloads it.
+# The evaluation of a registered version.
 EVALUATE_COMMAND = "finetune-evaluate"
-EVALUATE_MODEL = "--model"
-EVALUATE_FETCH = "--fetch"
-# For your own command of an evaluation: the variables with the folder of the model and with the file for the metrics, then the folder
-# and its volume.
+EVALUATE_MODEL = "--model"  # the option with the address of the model
+EVALUATE_FETCH = "--fetch"  # the option that only downloads the model
+# Your own command of an evaluation: the variables with the folder of the model and with the file for the metrics.
 ENV_MODEL_PATH, ENV_METRICS_PATH = EVALUATION_ENV
-MODEL_PATH = "/var/run/finetune/model"
+MODEL_PATH = "/var/run/finetune/model"  # the folder of the model
 MODEL_VOLUME = "evaluated-model"
-# The code and the packages of your own command: the command of the trainer image that fetches a commit, the variables with the
-# Git login, the volumes, and the script in the recipe's folder that installs packages with the Python of any image.
-CHECKOUT_COMMAND = "finetune-checkout"
+# The code and the packages of your own command.
+CHECKOUT_COMMAND = "finetune-checkout"  # the command of the trainer image that fetches a commit
 ENV_GIT_USERNAME, ENV_GIT_PASSWORD = "FINETUNE_GIT_USERNAME", "FINETUNE_GIT_PASSWORD"
 CODE_VOLUME = "finetune-code"
 DEPENDENCIES_VOLUME = "finetune-dependencies"
 DEPENDENCIES_PATH = "/var/run/finetune/dependencies"
+# The script in the recipe's folder that installs packages with the Python of any image.
 DEPENDENCIES_FILE = "dependencies.py"
-# Reasons of the errors of the checkout and of the installation.
-CHECKOUT_FAILED = "CheckoutFailed"
-DEPENDENCIES_FAILED = "DependenciesFailed"
+CHECKOUT_FAILED = "CheckoutFailed"  # the reason of an error of the checkout
+DEPENDENCIES_FAILED = "DependenciesFailed"  # the reason of an error of the installation
 # Mount path of the claim of model.cache, in the training pods and in the prep pod.
 MODEL_CACHE_PATH = "/var/cache/finetune"
 # Folder in the claim with the cache of the Hugging Face Hub's client.
@@ -318,7 +313,7 @@ class TerminationMessage(ApiModel):
                 return self.model_copy(update={"prep": prep}).dump()
         if self.error is None or not self.error.message:
             return text
-        # NB: a character takes up to six bytes of JSON.
+        # NB: a character takes up to six bytes of JSON, so the message is shortened until it fits.
         shorter = self.error.message[: len(self.error.message) * 3 // 4]
         error = self.error.model_copy(update={"message": shorter})
         return self.model_copy(update={"error": error}).dump()
@@ -330,6 +325,7 @@ class TerminationMessage(ApiModel):
             message = cls.model_validate_json(text or "")
         except ValueError:
             return None
+        # All fields are optional and unknown fields are ignored, so any JSON object is valid.
         return message if message.model_fields_set else None
 
 

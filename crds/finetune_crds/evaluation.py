@@ -45,8 +45,8 @@ GENERATED: tuple[Metric, ...] = ("ExactMatch", "Accuracy", "F1", "Rouge", "Bleu"
 MAX_METRIC_NAME = 64
 METRIC_NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
 MAX_METRICS = 24
-"""Unity Catalog allows 50 tags on a version, and the trainer, spec.register and promotions also set tags. The built-in
-evaluation writes 9 numbers for each of two models; your own command writes one number for each metric."""
+"""Maximum number of metrics, which become tags of the version. Unity Catalog allows 50 tags, and the trainer, spec.register and
+promotions also set tags. The built-in evaluation sets 9 for each of two models, your own command one for each metric."""
 MetricName = Annotated[str, Field(min_length=1, max_length=MAX_METRIC_NAME, pattern=METRIC_NAME)]
 """A name that MLflow accepts for a metric, and Unity Catalog for a tag."""
 

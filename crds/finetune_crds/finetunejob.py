@@ -251,7 +251,7 @@ class FineTuneJob(ApiModel):
             "priority": 1,
         },
     ]
-    # <name>-train-<attempt>-<index>-<suffix> must be a host name: 63 characters.
+    # <name>-train-<attempt>-<index>-<suffix> must be a host name of at most 63 characters, which leaves 40 for the name.
     MAX_NAME: ClassVar[int] = 40
 
     model_config = ConfigDict(

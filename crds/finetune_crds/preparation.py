@@ -13,7 +13,8 @@ from finetune_crds.spark import Spark
 from finetune_crds.training import Model
 
 _DIGEST_LENGTH = 12
-# The objective for which columns are detected: the first objective with the same columns; absent for the other objectives.
+# For a preference objective, the first objective that requires the same columns, since only these matter to the detection of columns.
+# The other objectives are absent.
 _DETECTION_OBJECTIVES = {
     name: OBJECTIVES_OF_COLUMNS[columns][0] for name, columns in COLUMNS_OF_OBJECTIVE.items()
 }

@@ -155,6 +155,7 @@ def _rules(schema: Schema) -> list[str]:
     """Return the messages of the rules. Fields that share a message share a line."""
     fields: dict[str, list[str]] = {}
     for rule in schema.get("x-kubernetes-validations", []):
+        # In "spec.model cannot change once ...", the text after the field is the shared message.
         field, _, suffix = rule["message"].rpartition(" cannot change")
         fields.setdefault(f" cannot change{suffix}" if field else suffix, []).append(field)
     if not fields:

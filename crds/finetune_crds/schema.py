@@ -53,7 +53,7 @@ def _with_default(field: Schema, *, nested_model: bool) -> Schema:
         return described_field
     if not nested_model or field.get("required"):
         return _describe_default(field)
-    # NB: the API server checks a default against the rules before it fills in the defaults of nested fields.
+    # NB: the API server checks this default against the rules before it fills in nested defaults, so this default contains them.
     inner = {name: value["default"] for name, value in field["properties"].items() if "default" in value}
     return field | {"default": inner}
 
@@ -76,6 +76,7 @@ def structural(schema: Schema, definitions: Schema | None = None) -> Schema:
         target = definitions[schema.pop("$ref").rsplit("/", 1)[1]]
         schema = {key: value for key, value in target.items() if key != "title"} | schema
     schema = _openapi_bounds(_collapse_optional(schema))
+    # An optional model: its reference was a choice of `anyOf`.
     if "$ref" in schema:
         return structural(schema, definitions)
     if "const" in schema:

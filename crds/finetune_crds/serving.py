@@ -161,8 +161,8 @@ class Serving(ApiModel):
                 "endpoint is required: set it to the name of the endpoint",
                 ".endpoint",
             ),
-            # An object can have fields that an earlier version stored. The operator ignores them. A change to the new fields must
-            # not lose the values silently.
+            # An object can have fields that an earlier version stored, and that the operator ignores. Whoever sets `endpoint` must
+            # move their values too, which would otherwise be lost silently.
             (
                 "!has(self.endpoint) || !has(self.databricks) || !has(self.databricks.canary)",
                 "serving.databricks.canary was replaced by serving.canary: move it",

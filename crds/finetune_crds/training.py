@@ -28,9 +28,9 @@ from finetune_crds.optimizer import Optimizer
 
 MethodType = Literal["Full", "LoRA", "QLoRA", "DoRA", "PrefixTuning", "PromptTuning"]
 
-# Methods that train low-rank adapters, and methods that train virtual tokens; then the same as CEL lists.
-LOW_RANK_METHODS = ("LoRA", "QLoRA", "DoRA")
-SOFT_PROMPT_METHODS = ("PrefixTuning", "PromptTuning")
+LOW_RANK_METHODS = ("LoRA", "QLoRA", "DoRA")  # train low-rank adapters
+SOFT_PROMPT_METHODS = ("PrefixTuning", "PromptTuning")  # train virtual tokens
+# The same as CEL lists.
 _LOW_RANK_LIST = str([*LOW_RANK_METHODS])
 _SOFT_PROMPT_LIST = str([*SOFT_PROMPT_METHODS])
 DEFAULT_WARMUP_RATIO = 0.03

@@ -213,8 +213,8 @@ async def _close_run_of_deleted(observer: FineTuneJobObserver, body: Json) -> No
 class _RepeatedRequests(logging.Filter):
     """Lowers the level of requests that kopf repeats: only the last failed attempt is an error.
 
-    A server that answers with 429 names the time of the next attempt, as it does for a moment after a CRD was
-    installed: that is information. Any other failure that is repeated is a warning.
+    An answer with status 429, which is usual for a moment after a CRD was installed, becomes INFO: it names the time of the next
+    attempt. Any other failure that kopf repeats becomes WARNING.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:

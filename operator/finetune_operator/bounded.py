@@ -162,7 +162,7 @@ async def _exchange(
     except ValueError:
         raise AddressError("its address is not valid") from None
     try:
-        # NB: trust_env would also send the passwords in a .netrc.
+        # NB: trust_env would also send the passwords in a .netrc, so `_find_proxy` reads the proxies.
         async with aiohttp.ClientSession(timeout=limit, trust_env=False) as session:
             # NB: aiohttp would repeat a DELETE whose response was lost, although the server may have carried it out.
             session._retry_connection = False  # noqa: SLF001
@@ -211,7 +211,7 @@ def _start_loop() -> asyncio.AbstractEventLoop:
     return loop
 
 
-# A forked process has no threads of its parent.
+# A forked process has no threads of its parent, so it starts its own loop.
 os.register_at_fork(after_in_child=_start_loop.cache_clear)
 
 

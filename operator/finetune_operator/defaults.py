@@ -113,6 +113,7 @@ def _check_catalog(catalog: Catalog) -> None:
     """Check the rules for a catalog that the API server checks in a job."""
     parts = {"UnityCatalog": catalog.unity_catalog, "Databricks": catalog.databricks, "Hive": catalog.hive}
     configured = [kind for kind, part in parts.items() if part is not None]
+    # A catalog of type Databricks may have no fields of its own.
     if configured != [catalog.type] and not (catalog.type == "Databricks" and not configured):
         raise ValueError(
             f"catalog.type is {catalog.type}, but the catalog configures {' and '.join(configured) or 'no server'}: set the fields of that "

@@ -113,7 +113,7 @@ class Kube:
             page = await self._request(
                 "GET", build_path(kind, namespace), query=query, accepted_type=accepted_type
             )
-            # NB: the items of a list carry neither kind nor apiVersion. Without any, those of a list of metadata are null.
+            # NB: the items of a list contain neither kind nor apiVersion. In an empty list of metadata, `items` is null.
             objects += page["items"] or []
             token = page["metadata"].get("continue", "")
             if not token:

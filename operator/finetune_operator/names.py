@@ -84,7 +84,7 @@ def evaluate_name(job: str) -> str:
 
 
 def experiment(namespace: str, tracking: Tracking, *, on_databricks: bool) -> str:
-    """Name of the MLflow experiment that holds a job's run. It never changes: `tracking` is immutable."""
+    """Name of the MLflow experiment that contains a job's run. The name never changes: `tracking` is immutable."""
     return tracking.experiment or (f"/Shared/{namespace}" if on_databricks else namespace)
 
 

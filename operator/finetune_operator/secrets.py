@@ -10,7 +10,7 @@ from finetune_crds.env import LocalReference
 from finetune_operator.errors import ExternalError, Problem
 from finetune_operator.kube import Kube, KubeError
 
-# Beginnings of the keys to read. A Secret can have other keys, with values that are not text.
+# Beginnings of the keys to read. Other keys of a Secret are not read: their values may not be text.
 _PREFIXES = ("MLFLOW_TRACKING_", "DATABRICKS_")
 GIT_KEYS = ("username", "password")
 """Keys of a Secret with the login of a Git server, as Flux and Argo CD name them."""

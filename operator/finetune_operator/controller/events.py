@@ -73,7 +73,7 @@ _SILENT_REASONS = {
 }
 # Conditions that often repeat the reason and message of another condition.
 _SUMMARIES = {ConditionType.FAILED, ConditionType.PROMOTED}
-# Conditions that also report a new message: it is about another version.
+# Conditions for which a new message alone is reported: it is about another version.
 _REPORTED_BY_MESSAGE = {
     ConditionType.SOURCE_READY,
     ConditionType.GATES_PASSED,
@@ -116,13 +116,14 @@ def find_changes(before: Sequence[Condition], after: Sequence[Condition]) -> lis
 
 
 def _includes(summary: Condition, item: Condition) -> bool:
-    """Whether a summary repeats a condition. NB: the message of Failed can end in how to apply a corrected job."""
+    """Whether a summary repeats a condition. NB: the message of Failed may go on with how to apply a corrected job."""
     return summary.reason == item.reason and summary.message.startswith(item.message)
 
 
 def _is_reportable(before: Condition | None, after: Condition) -> bool:
     if after.type in SUMMARY:
         return False
+    # An accepted resource and a registry that answers from the start are normal; why a resource is not accepted is always reported.
     if (after.type, after.reason) == (ConditionType.ACCEPTED, ConditionReason.ACCEPTED):
         return False
     if after.reason in _SILENT_REASONS and after.type != ConditionType.ACCEPTED:

@@ -50,11 +50,12 @@ class Resync:
             selector = {"labelSelector": names.LABEL_UID} if kind in CHILDREN else {}
             lists = [
                 await self.kube.list(kind, namespace, metadata_only=kind in COMPANIONS, **selector)
+                # None: one list of all namespaces.
                 for namespace in self.settings.namespaces or (None,)
             ]
             bodies = [body for listing in lists for body in listing.objects]
-            # NB: the namespaces are listed one after the other. With a newer version than that of the oldest list, the store
-            # would drop an object that was created after its namespace was listed.
+            # NB: the namespaces are listed one after the other, so the version of the oldest list counts: with a newer version, the
+            # store would drop an object that was created after its namespace was listed.
             self.store.replace(kind, bodies, min(listing.version for listing in lists))
         for kind in RESOURCES:
             for namespace, name in self.store.of(kind):

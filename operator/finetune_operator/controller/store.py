@@ -32,7 +32,7 @@ def _version(body: Json) -> int:
 def _shrink(kind: str, body: Json) -> Json:
     """An object without managedFields, which are most of its size, and without the content of a Service or ConfigMap.
 
-    A promotion keeps them, since they name who changed it; if its spec names no model, the model is the promotion's name.
+    A promotion keeps its managedFields, since they name who changed it; if its spec names no model, the model is the promotion's name.
     """
     if kind == "ModelPromotion":
         return {**body, "spec": {"model": body["metadata"]["name"], **(body.get("spec") or {})}}
@@ -147,6 +147,7 @@ class Store:
         key, version = _key(body), _version(body)
         stored = self._objects[kind].get(key)
         if stored is None and kind in CHILDREN and self.owner_of(kind, body) is None:
+            # A foreign object: the store never kept it, and needs no record of its deletion.
             return
         if stored is None or _version(stored) <= version:
             self._keep_tombstone(kind, _keep_first_deletion(stored, body))

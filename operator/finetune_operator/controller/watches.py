@@ -1,6 +1,6 @@
 """The part that kopf runs: watch streams and login.
 
-The handlers hold no logic and store nothing in annotations: an event only triggers a pass over a resource.
+The handlers contain no logic and store nothing in annotations: an event only triggers a pass over a resource.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ def build_registry(handlers: Handlers) -> kopf.OperatorRegistry:
 
     @kopf.on.startup(registry=kopf_registry)
     async def configure(settings: kopf.OperatorSettings, **_: Any) -> None:
+        # kopf does not watch namespaces and CRDs, and posts no Events: the operator writes its own.
         settings.scanning.disabled = True
         settings.posting.enabled = False
         settings.networking.request_timeout = 30
@@ -45,6 +46,7 @@ def build_registry(handlers: Handlers) -> kopf.OperatorRegistry:
         )
         # NB: must be shorter than the pod's grace period. Nothing is lost: the next start lists everything.
         settings.process.ultimate_exiting_timeout = 20
+        # kopf sets no finalizer for handlers of events.
         settings.persistence.finalizer = f"{GROUP}/unused"
 
     @kopf.on.login(registry=kopf_registry)

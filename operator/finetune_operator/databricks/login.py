@@ -31,7 +31,7 @@ _EXCHANGE = "urn:ietf:params:oauth:grant-type:token-exchange"
 
 # NB: the SDK logs warnings on every attempt, and request bodies at level DEBUG.
 logging.getLogger("databricks.sdk").setLevel(logging.ERROR)
-# NB: the SDK collects the attributes once, from the first class that is used. This must not be the subclass.
+# NB: the SDK collects the attributes once, from the first class that is used, so use Config before its subclass Login.
 Config.attributes()
 
 
@@ -67,7 +67,7 @@ class Login(Config):
         )
 
     def _load_from_env(self) -> None:
-        """Reads nothing: the environment is the operator's, and the credentials are those of a user."""
+        """Reads nothing: the environment is the operator's, but the credentials are a user's."""
 
     def _known_file_config_loader(self) -> None:
         """Reads nothing, for the same reason."""

@@ -152,7 +152,7 @@ def _explain_failure(client: WorkspaceClient, run: jobs.Run) -> str:
     reason = (termination.message if termination else None) or (
         str(termination.code.value) if termination and termination.code else "no reason"
     )
-    # NB: only a task has an output, and its run has an id of its own.
+    # NB: only a task has an output, and the run of a task has an id of its own.
     for task in run.tasks or []:
         with translate_errors(client, "read the output of a run"):
             try:
@@ -220,7 +220,8 @@ def _upload_wheel(client: WorkspaceClient, volume: str, wheels: Path) -> str:
     if wheel is None:
         message = f"the operator has no wheel in {wheels}: install an image of the operator that contains the wheel, or set FINETUNE_PREP_WHEELS"
         raise ExternalError(Problem(ConditionReason.DATABRICKS_NOT_CONFIGURED, message))
-    # NB: the name contains a digest of the content, and a file appears in a volume only after its upload is complete.
+    # NB: the name contains a digest of the content, and a file appears in a volume only after its upload is complete, so an existing
+    # file is this wheel.
     path = f"{volume}/wheels/{wheel.name}"
     with translate_errors(client, f"read volume {volume}"):
         try:

@@ -1,7 +1,7 @@
 """Databricks workspaces: clients, and the meaning of their errors.
 
-A Secret holds both the host and its credentials; without a Secret, the values of the chart provide them. Nothing is read from
-the environment or from files of the Databricks CLI.
+A Secret contains both the host and its credentials; without a Secret, both come from the values of the chart. Nothing is read
+from the environment or from files of the Databricks CLI.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from finetune_operator.text import mask, shorten
 if TYPE_CHECKING:
     from databricks.sdk import WorkspaceClient
 
-# A client keeps a token for an hour and open connections. Each Secret in use has one client.
+# Each Secret in use has one client, which keeps its token.
 _MAX_CLIENTS = 64
 
 

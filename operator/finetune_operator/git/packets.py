@@ -15,7 +15,7 @@ from dataclasses import dataclass
 FLUSH = b"0000"
 DELIMITER = b"0001"
 _LENGTH_BYTES = 4
-# A list of refs has two packets without a line, which are separators.
+# A list of refs has only two packets without a line, which are separators.
 _MAX_EMPTY_PACKETS = 16
 
 
@@ -48,7 +48,7 @@ class Packets:
     """The number of packets without a line."""
 
     def feed(self, part: bytes) -> Iterator[bytes]:
-        """The lines that this part completes, without separators. The iterator must be read to the end.
+        """The lines that this part completes, without separators. Read the iterator to its end before the next part.
 
         Raises:
             PacketError: the data are not packets.

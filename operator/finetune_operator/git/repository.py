@@ -41,7 +41,7 @@ class Repository:
     login: Login = ANONYMOUS
 
     async def resolve(self, revision: str) -> Resolved:
-        """The commit of a branch or a tag. If both have this name, the branch takes precedence, as in `git clone --branch`.
+        """The commit of a branch or a tag. A branch takes precedence over a tag of the same name, as in `git clone --branch`.
 
         Raises:
             ExternalError: the server cannot be reached, denies access, or has no such revision.

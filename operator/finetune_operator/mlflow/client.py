@@ -40,7 +40,7 @@ MISSING = "RESOURCE_DOES_NOT_EXIST"
 EXISTS = "RESOURCE_ALREADY_EXISTS"
 
 _API = "/api/2.0/mlflow"
-# A run with 1,000 metrics and 500 parameters is about 0.5 MiB.
+# Eight times a run with 1,000 metrics and 500 parameters, which is about 0.5 MiB.
 _MAX_RESPONSE_BYTES = 4 * 2**20
 # The limit of common servers, which close the connection if a header is longer.
 _MAX_HEADER_CHARS = 8192
@@ -156,7 +156,7 @@ class Client:
 
     def _authorization(self) -> dict[str, str]:
         credentials = self.credentials
-        # NB: the connection would fail, and the operator would treat the failure as an outage of the server for the jobs of all namespaces.
+        # NB: with such a header, the connection would fail, and the operator would treat this as an outage of the server for all jobs.
         if not _SENDABLE.fullmatch(credentials.token):
             message = (
                 f"the token for MLflow at {self.uri} contains a line break or another character that HTTP does not allow, or is too long: correct "
@@ -236,7 +236,7 @@ class Client:
 
 
 def _parse(body: bytes) -> Json | None:
-    """The JSON object of an answer; None if it is not one. An empty body, which some servers send after writes, gives {}."""
+    """The JSON object of an answer; None if the answer is something else. An empty body, which some servers send after writes, gives {}."""
     if not body.strip():
         return {}
     try:

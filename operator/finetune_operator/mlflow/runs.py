@@ -33,7 +33,7 @@ class Server:
     credentials: Credentials = ANONYMOUS
 
     def find_run(self, uid: str, experiment: str, run_id: str | None = None) -> Run | None:
-        """The run of a job: by its id if known, otherwise by the job's uid in its experiment.
+        """The run of a job: by the run's id if known, otherwise by the job's uid in the experiment.
 
         A deleted run is returned only if there is no other run.
 
@@ -147,7 +147,7 @@ def get_run(client: Client, run_id: str) -> Run | None:
 
 
 def _read_pages(client: Client, plural: str, **query: Any) -> list[Json]:
-    """All experiments or runs that a search finds, without deleted ones."""
+    """All experiments or runs that a search finds and that are not deleted."""
     objects: list[Json] = []
     token: str | None = None
     while True:

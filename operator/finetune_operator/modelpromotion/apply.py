@@ -72,6 +72,7 @@ class ModelPromotionApplier:
             try:
                 await self._act(promotion, action, version)
             except (AliasMoved, ModelReplaced):
+                # The decision is outdated, so no further action of it is taken.
                 raise
             except ExternalError as error:
                 # NB: a rejected write of the alias must not block the endpoint's rollback, nor the other way round.
@@ -95,6 +96,7 @@ class ModelPromotionApplier:
         try:
             await self.writer.move(registry, spec.model, spec.alias, action, refuse_stale)
         finally:
+            # Also after an error, since the write may have taken effect.
             self.observer.forget(registry.uri, spec.model)
         log.info("%s: alias %s of %s points at version %s", promotion.key, spec.alias, spec.model, action.to)
         self.moved(spec.model)
@@ -111,10 +113,10 @@ class ModelPromotionApplier:
         """Write the status if it changed, and return the resource as written; None if nothing was written.
 
         Args:
-            onto: the resource after a first status of this pass was written; the status is then written in any case.
+            onto: the resource with the first status that this pass wrote; if given, an unchanged status is written too.
 
         Raises:
-            KubeError: the API server refused it, or could not be reached.
+            KubeError: the API server refused the write, or could not be reached.
         """
         if decision.status == promotion.status and onto is None:
             return None

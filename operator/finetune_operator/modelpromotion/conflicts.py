@@ -1,4 +1,4 @@
-"""Conflicts between promotions of the same alias or endpoint: the oldest keeps it, the others report a conflict and wait."""
+"""Conflicts between promotions of the same alias or endpoint: the oldest promotion manages it, the others report a conflict and wait."""
 
 from __future__ import annotations
 
@@ -75,19 +75,20 @@ class ConflictFinder:
     metastore: AskMetastore = find_metastore
 
     async def find_alias_conflict(self, promotion: Promotion, spec: ModelPromotionSpec) -> str | None:
-        """The oldest other promotion for the same alias, as namespace/name, if it is older than this one.
+        """The oldest promotion for the same alias, as namespace/name; None if this promotion is the oldest.
 
         Raises:
             ExternalError: this promotion's workspace is not known, or cannot be reached.
         """
         claim = self._claim(spec.model_dump(mode="json", by_alias=True))
         for rival in self._older(promotion, lambda spec: self._keeps(spec, claim)):
+            # A promotion that needs a user to get to its registry does not keep the alias.
             if not _is_blocked(rival) and await self._same_registry(promotion, spec, rival):
                 return rival.key
         return None
 
     async def find_endpoint_conflict(self, promotion: Promotion, backend: ServingBackend) -> str | None:
-        """The oldest other promotion for the same endpoint, as namespace/name, if it is older than this one.
+        """The oldest promotion for the same endpoint, as namespace/name; None if this promotion is the oldest.
 
         Raises:
             ExternalError: the server of this promotion's endpoint is not known.
@@ -144,7 +145,7 @@ class ConflictFinder:
         return [rival for rival in self._others(promotion, matches) if rival[:2] < age]
 
     def _others(self, promotion: Promotion, matches: Callable[[Json], bool]) -> list[Rival]:
-        """The other promotions whose spec matches and whose deletion is not complete, the oldest first."""
+        """The other promotions whose spec matches and that are not ending, the oldest first."""
         rivals = []
         for key, body in self.store.promotions.items():
             meta = body["metadata"]

@@ -24,7 +24,7 @@ def on_event(store: Store, queue: WorkQueue, kind: str | None, body: Json) -> No
     name = (meta["namespace"], meta["name"])
     stored = store.promotions.get(name)
     store.put("ModelPromotion", body)
-    # NB: the store fills in the model that the spec leaves out.
+    # NB: the store fills in the model that the spec leaves out, so compare the body as it was stored.
     if stored is None or _without_status(stored) != _without_status(store.promotions[name]):
         queue.add(key)
 

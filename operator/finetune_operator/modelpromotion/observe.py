@@ -29,7 +29,7 @@ from finetune_operator.serving.model import Endpoint, EndpointClient, ServingBac
 from finetune_operator.settings import Settings
 from finetune_operator.text import normalize_address, strip_user
 
-# The number of poll intervals after which a model that no promotion reads leaves the cache.
+# A model that no promotion has read for this many poll intervals is removed from the cache.
 _CACHE_POLLS = 10
 
 
@@ -81,7 +81,11 @@ def last_edit(fields: Iterable[Json]) -> tuple[str, datetime | None]:
 
 @dataclass
 class _CachedModel:
-    """A registered model, when it was read, and the sequence number of that read among all reads and writes."""
+    """A registered model as one read found it.
+
+    at: when the read started.
+    number: the sequence number of the read among all reads and writes.
+    """
 
     at: float
     number: int
@@ -160,7 +164,8 @@ class ModelPromotionObserver:
     async def _registered(
         self, promotion: Promotion, spec: ModelPromotionSpec, job: SourceJob | None
     ) -> tuple[RegisteredModel | None, Mapping[str, ModelVersion | None]]:
-        # NB: includes the tracking server, which is read for a version, and the Secret, since a server may reject only one Secret.
+        # NB: an outage concerns the registry, the tracking server, which is read for versions, and the Secret, since a server may reject
+        # only one Secret.
         server, registry_uri = (normalize_address(uri) for uri in self.settings.servers(spec.tracking))
         place = (registry_uri, server, _credentials(promotion, spec))
         outage = self._outages.of(place)
@@ -182,6 +187,7 @@ class ModelPromotionObserver:
     ) -> RegisteredModel | None:
         key = (registry.uri, spec.model, _credentials(promotion, spec))
         cached = self._models.get(key)
+        # Less than the poll interval, so that each poll reads the model again.
         is_fresh = cached is not None and self.clock() - cached.at < self.settings.poll_seconds * 0.8
         if cached and is_fresh and _is_settled(promotion, spec, cached.model):
             return cached.model
@@ -228,7 +234,7 @@ class ModelPromotionObserver:
         phase, model = status.get("phase") or "Pending", status.get("model") or {}
         registry = resolve_registry(self.settings, (body.get("spec") or {}).get("tracking") or {})
         if registry != normalize_address(self.settings.servers(spec.tracking)[1]):
-            # NB: a message may show the address, and in a rejected job it may contain a password.
+            # NB: a message may show the address, which may contain a password if the job was rejected.
             return SourceJob(phase, model.get("name"), elsewhere=strip_user(registry))
         return SourceJob(phase, model.get("name"), model.get("version"))
 

@@ -53,7 +53,7 @@ class ModelPromotionReconciler(Reconciler):
                 raise
             # Another client is changing the endpoint, which takes minutes.
             return self.settings.poll_seconds
-        # Reconcile at once to read back what was written.
+        # Reconcile at once to read back what was written, except for a change of logging, which is checked at the next poll.
         changed = any(not isinstance(action, LogRequests | StopLogging) for action in decision.actions)
         return 0.0 if changed else decision.requeue_seconds
 
@@ -68,7 +68,7 @@ class ModelPromotionReconciler(Reconciler):
         await self.applier.write_status(promotion, decision, now)
 
     async def _carry_out(self, promotion: Promotion, decision: PromotionDecision, now: datetime) -> None:
-        """Apply a decision; if a write fails, write the status once more.
+        """Apply a decision; if a write fails, write the status once more, with the error.
 
         Raises:
             KubeError: the API server refused something, or could not be reached.

@@ -21,7 +21,7 @@ def named_version(spec: ModelPromotionSpec, observed: Observed) -> str | None:
 
 
 def target_version(spec: ModelPromotionSpec, status: ModelPromotionStatus) -> str | None:
-    """The version that spec.rollbackTo names. NB: Previous stays the version that it named in the first pass."""
+    """The version that spec.rollbackTo names. NB: type Previous keeps the version of its first pass, while status.previous changes."""
     rollback_to, rollback = spec.rollback_to, status.rollback
     if rollback_to is None or rollback_to.type == "Version":
         return rollback_to.version if rollback_to else None

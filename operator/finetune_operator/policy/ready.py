@@ -1,6 +1,6 @@
 """The conditions Ready, Reconciling, Stalled and Finished: the summary that kstatus, Flux and `kubectl wait` read.
 
-Each kind decides in its own `decide/ready.py` what they say, and which other condition explains it.
+Each kind chooses, in its own `decide/ready.py`, which of them are True and which other condition explains the state.
 https://github.com/kubernetes-sigs/cli-utils/blob/master/pkg/kstatus/README.md
 """
 
@@ -15,7 +15,7 @@ from finetune_operator.policy.status import Status, with_condition
 
 
 class Readiness(NamedTuple):
-    """The content of the summary conditions. Reason and message are copied from the condition that explains the state."""
+    """The content of the summary conditions; reason and message come from the condition that explains the state."""
 
     holds: bool
     """Whether Ready is True."""

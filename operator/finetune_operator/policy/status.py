@@ -27,7 +27,7 @@ def with_condition(
 ) -> Status:
     """The status with one of its conditions set; the transition time changes only when the condition's status does.
 
-    NB: the API server keeps whole seconds, so a finer time would differ from the one that is read back.
+    NB: the API server keeps whole seconds, so a finer time would differ from the time that is read back.
 
     Args:
         holds: whether the condition is True; None for Unknown.

@@ -39,8 +39,8 @@ class ModelVersion:
         ready: whether its files are complete.
         run_id: the run that created it, which may no longer exist; None if the version names no run.
         tags: its tags.
-        metrics: newest value of each metric of its run; metrics of its logged model in MLflow take precedence. Values may be NaN or
-            infinite.
+        metrics: newest value of each metric of the version's run; metrics of its logged model in MLflow take precedence. Values may be
+            NaN or infinite.
         unread: the reason why the metrics of the version's run cannot be read; empty if they were read.
         evaluated_on: digest of the data that the run was evaluated on; None if it is not recorded.
         created: creation time; None if it is unknown.
@@ -91,12 +91,12 @@ def parse_milliseconds(stamp: object) -> datetime | None:
 
 
 def find_eval_digest(tags: Mapping[str, str], run_tags: Mapping[str, str]) -> str | None:
-    """The digest of the evaluation data, from a version's tags or else its run's. Gates look up numbers in the same order."""
+    """The digest of the evaluation data, from a version's tags or else from its run's tags, in the order in which gates look up numbers."""
     return tags.get(contract.TAG_EVAL_DATA) or run_tags.get(contract.TAG_EVAL_DATA) or None
 
 
 def find_comparison_tag(version: ModelVersion, number: str) -> tuple[str, str | None]:
-    """The tag with the digest of the data that a number of a version comes from, and its value; None if it is not recorded.
+    """The name of the tag with the digest of the data behind a version's number, and the digest; None if it is not recorded.
 
     Two versions can be compared if these digests are equal. Numbers of spec.evaluation are tags of the version and have another
     digest than numbers of the training.

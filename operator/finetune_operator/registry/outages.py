@@ -66,7 +66,8 @@ class Outages:
         if problem:
             raise ExternalError(problem)
         if server in self._until:
-            # Only this resource tries again meanwhile. If all did, a server that does not answer would occupy every worker.
+            # The outage may be over: this resource tries again, and the others still get the problem. If all tried, a server that does
+            # not answer would occupy every worker.
             self._until[server] = (self.clock() + _ATTEMPT_SECONDS, self._until[server][1])
         try:
             answer = await asyncio.to_thread(call)

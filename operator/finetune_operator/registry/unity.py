@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 # The SDK has no methods for tags of versions. MLflow's client uses these paths.
 _VERSIONS = "/api/2.0/mlflow/unity-catalog/model-versions"
-# Metastores by the host of the workspace, which stays attached to its metastore.
+# Metastores by the host of the workspace, which stays attached to the same metastore.
 _metastores: dict[str, str] = {}
 _THREE_LEVEL_NAME = re.compile(r"[^./ ]+\.[^./ ]+\.[^./ ]+")
 
@@ -34,7 +34,7 @@ _THREE_LEVEL_NAME = re.compile(r"[^./ ]+\.[^./ ]+\.[^./ ]+")
 class UnityRegistry:
     """The models of a workspace's Unity Catalog, as `registry.base.Registry`.
 
-    Reading a model requires EXECUTE, setting an alias ownership of the model, and setting tags APPLY TAG.
+    The login must have EXECUTE to read a model, own the model to set an alias, and have APPLY TAG to set tags.
 
     Attributes:
         metastore: the metastore that the workspace is attached to; None when it is unknown.

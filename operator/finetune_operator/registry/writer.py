@@ -51,7 +51,7 @@ class AliasMoved(ExternalError):  # noqa: N818
 
 
 class ModelReplaced(ExternalError):  # noqa: N818
-    """The registered model is not the one that the decision is about, but another one of the same name."""
+    """The registered model is not the model that the decision is about, but another model of the same name."""
 
     def __init__(self, model: str) -> None:
         message = f"registered model {model} was recreated, or the spec points to another registry"
@@ -112,7 +112,7 @@ class AliasWriter:
         Raises:
             LeaseBusy: another process writes to the model; retry in about a second.
             AliasMoved: the alias, or the alias that the version comes from, points at another version.
-            ModelReplaced: the model is not the one that the decision is about.
+            ModelReplaced: the model is not the model that the decision is about.
             VersionNotReady: the version does not exist, or its files are not complete.
             ExternalError: the registry, or the Lease, could not be read or written.
         """
@@ -124,7 +124,7 @@ class AliasWriter:
             try:
                 await _move(session, registry, alias, move)
             finally:
-                # NB: a write without a response may still be executed. The Lease then blocks others until it expires.
+                # NB: a write without a response may still be executed, so the Lease is not released, and blocks others until it expires.
                 if not session.unanswered:
                     await self._leases.release(session.lease)
 

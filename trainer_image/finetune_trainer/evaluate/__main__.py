@@ -15,7 +15,7 @@ from finetune_trainer.train.runtime.recipe import load_recipe
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the evaluation, leave a termination message, and return the exit code."""
+    """Run the evaluation, write a termination message, and return the exit code."""
     options = _options(arguments)
     exit_status.exit_on_sigterm()
     return exit_status.run(partial(_fetch if options.fetch else _evaluate, options.model))
@@ -39,7 +39,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
 
 def _evaluate(model: str) -> TerminationMessage:
     recipe = load_recipe()
-    # torch takes seconds to import: a wrong recipe is refused before that.
+    # After load_recipe(), since torch takes seconds to import: a wrong recipe is refused without that wait.
     from finetune_trainer.evaluate import evaluation
 
     return TerminationMessage(evaluation=evaluation.run(recipe, model))

@@ -1,4 +1,4 @@
-"""Greedy generation in batches; each answer is the same as without the other questions."""
+"""Greedy generation in batches; the other questions of a batch do not change an answer."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 class Decoding:
     """The generation of answers: greedy, until each answer ends.
 
-    ending: what ends them.
-    max_new_tokens: maximum length of an answer in tokens; less if the model's context has no room for it.
+    ending: what ends an answer.
+    max_new_tokens: maximum length of an answer in tokens; less if the model's context has less room.
     batch_size: questions at once.
     """
 
@@ -32,7 +32,7 @@ class Decoding:
     batch_size: int
 
     def answers(self, network: Network, questions: Sequence[Question], device: torch.device) -> list[str]:
-        """Return the answer of a model to each question; empty if its context has no room for an answer."""
+        """Return a model's answer to each question; empty if the question leaves no room for one in the model's context."""
         answers = [""] * len(questions)
         prompts = [question.tokens or self._begin for question in questions]
         for room, batch in self._group_by_length(network, prompts):
@@ -58,13 +58,15 @@ class Decoding:
         def key(at: int) -> tuple[int, int]:
             length = len(prompts[at])
             room = self.max_new_tokens if context is None else context - virtual - length
-            # NB: peft drops position ids where there are virtual tokens, so that padding would move the prompt away from them.
+            # NB: with virtual tokens, peft drops position ids, and padding would move the prompt away from these tokens: only prompts of
+            # equal length share a batch.
             return min(room, self.max_new_tokens), length if virtual else 0
 
         order = sorted(range(len(prompts)), key=lambda at: len(prompts[at]), reverse=True)
         for (room, _), group in groupby(order, key):
             group_indices = list(group)
             for begin in range(0, len(group_indices), self.batch_size):
+                # Without room, the answer stays empty.
                 if room > 0:
                     yield room, group_indices[begin : begin + self.batch_size]
 
@@ -76,7 +78,7 @@ class Decoding:
         ids = [[padding] * (width - len(prompt)) + prompt for prompt in prompts]
         mask = [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]
         model: Any = network.model
-        # NB: a model's own settings, such as a penalty on repeated tokens, are for sampling.
+        # NB: replaces the model's own settings, such as a penalty on repeated tokens, which are for sampling.
         network.base.generation_config = GenerationConfig(
             do_sample=False,
             num_beams=1,

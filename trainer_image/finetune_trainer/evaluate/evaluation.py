@@ -44,7 +44,7 @@ class _Measurement:
 
 
 def run(recipe: Recipe, uri: str) -> EvaluationResult:
-    """Evaluate a registered version, and the model that it was trained from.
+    """Evaluate a registered version and, unless evaluation.baseModel is false, the model that it was trained from.
 
     Args:
         recipe: one with data.splits and evaluation.

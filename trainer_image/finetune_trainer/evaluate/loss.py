@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def compute_mean_loss(
     network: Network, split: Split, *, batch_size: int, pad_id: int, device: torch.device
 ) -> float:
-    """Return the mean negative log-likelihood of the targets in nats, each target once: the trainer's evaluation loss of SFT.
+    """Return the negative log-likelihood in nats, averaged over all targets: the evaluation loss that the trainer logs for SFT.
 
     Args:
         network: a model with the objective SFT.

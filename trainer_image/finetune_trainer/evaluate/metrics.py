@@ -82,9 +82,9 @@ def compute_accuracy(answers: Sequence[str], references: Sequence[str]) -> tuple
 
 
 def compute_macro_f1(answers: Sequence[str], references: Sequence[str]) -> tuple[float]:
-    """Return the mean of the F1 scores of the classes, each distinct reference is a class.
+    """Return the mean F1 score over the classes, where each distinct reference is a class.
 
-    An answer that is not the reference of any row has no class: it lowers the recall of the class that it should have had.
+    An answer that equals no reference belongs to no class: it only lowers the recall of the class of its row.
     """
     from sklearn.metrics import f1_score
 
@@ -130,5 +130,5 @@ def _strip_all(texts: Sequence[str]) -> list[str]:
 
 
 def _allow_many_classes() -> None:
-    # With many classes, scikit-learn warns that this may be a regression.
+    # With many classes, scikit-learn warns that the task may be a regression, not a classification.
     warnings.filterwarnings("ignore", "The number of unique classes is greater than", UserWarning)

@@ -45,7 +45,7 @@ def choose_device(recipe: Recipe) -> torch.device:
 
 
 def build_version_spec(recipe: Recipe, uri: str) -> Model:
-    """Return the recipe's model at the address of the version, which has the recipe's new tokens already."""
+    """Return the recipe's model with the version as its base, and without new tokens, which the version already has."""
     return recipe.model.model_copy(update={"base": uri, "revision": None, "new_tokens": []})
 
 
@@ -55,13 +55,13 @@ def fetch_version(recipe: Recipe, uri: str, to: Path) -> Source:
     Raises:
         RecipeRefusedError: the version does not exist, or its base is gone or has changed.
     """
-    # The cache keeps the bases that versions refer to. Full versions would only fill it: each is fetched once.
+    # With an external base, the cache keeps that base for other versions. A full version is fetched once, and would only fill the cache.
     cache = Cache.of(recipe.model) if export.has_external_base(recipe) else None
     return download.fetch(uri, to, cache=cache, field=VERSION)
 
 
 def fetch_base(recipe: Recipe, version: Source, to: Path) -> Source:
-    """Fetch the model that the version was trained from; an adapter as base is not merged.
+    """Fetch the model that the version was trained from. If that model is an adapter, it is not merged.
 
     Args:
         recipe: names the model.
@@ -73,7 +73,7 @@ def fetch_base(recipe: Recipe, version: Source, to: Path) -> Source:
         TrainingError: the Hub does not answer.
     """
     spec = recipe.model
-    # NB: a training that continued an adapter began with that adapter, not with the base under it.
+    # With Merge, training began with the base of the version's adapter. NB: with Continue, it began with the adapter in spec.base.
     if version.adapter is not None and spec.adapter == "Merge":
         return replace(version, adapter=None)
     return download.fetch(spec.base, to, revision=spec.revision, cache=Cache.of(spec))
@@ -96,7 +96,7 @@ def load_model(
         spec: the address of the model, for errors, and whether its own code may run.
         field: how messages name the model.
         device: where the model computes.
-        new: tokens for which the model gets rows in its embedding, as before the first step of the training.
+        new: the new tokens, for which the model gets the embedding rows that it had before the first step of the training.
         dtype: type of the computation.
 
     Raises:
@@ -109,7 +109,7 @@ def load_model(
         yield network
     finally:
         network.model = torch.nn.Identity()
-        # NB: the output layer may be tied to the embedding.
+        # NB: the output layer may be tied to the embedding, and would keep its memory.
         del network.head.layer
         gc.collect()
         if device.type == "cuda":

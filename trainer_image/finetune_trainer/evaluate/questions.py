@@ -45,14 +45,14 @@ class Ending:
     def text(self, tokens: list[int]) -> str:
         """Return an answer as text, up to its first stop token and without special tokens."""
         end = next((at for at, token in enumerate(tokens) if token in self.stops), len(tokens))
-        # NB: a tokenizer may be set to remove spaces before punctuation, which it would not put back.
+        # NB: the tokenizer's own setting may remove spaces before punctuation, which would change the answer.
         decoded = self.tokenizer.decode(
             tokens[:end], skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
         return str(decoded).strip()
 
     def cut(self, reference: str) -> str:
-        """Return the answer of a row as `text` would return it, if a model gave it."""
+        """Return a row's reference as `text` would return it if a model had generated it."""
         (tokens,) = encode(self.tokenizer, [reference], special=False)
         return self.text(tokens)
 
@@ -60,7 +60,7 @@ class Ending:
 def build_questions(documents: Documents, rows: Mapping[str, list[Any]]) -> Iterator[Question | None]:
     """Yield the question of each row of a batch of columns; None for a row without an answer.
 
-    The answer is the last learned one of a conversation, or the chosen one of a preference. Also None if the chat template refuses
+    The answer is the last learned answer of a conversation, or the chosen answer of a preference. Also None if the chat template refuses
     the messages before the answer, for example if a conversation begins with the assistant: training with objective.lossOn: All
     needs no such prompt. Also None if the rendered prompt does not begin the rendered conversation, and the answer has no text.
 
@@ -82,10 +82,10 @@ def build_questions(documents: Documents, rows: Mapping[str, list[Any]]) -> Iter
     prompts = rows[str(columns.prompt)]
     answer_columns = [name for name in (columns.chosen, columns.rejected) if name] or [str(columns.response)]
     examples = list(zip(prompts, *(rows[name] for name in answer_columns), strict=True))
-    texts = [all(isinstance(value, str) for value in example) for example in examples]
-    if not all(texts):
+    are_texts = [all(isinstance(value, str) for value in example) for example in examples]
+    if not all(are_texts):
         documents.check_template("a preference with lists of {role, content}", "model.base")
-    for (prompt, *answers), is_text in zip(examples, texts, strict=True):
+    for (prompt, *answers), is_text in zip(examples, are_texts, strict=True):
         if is_text:
             (tokens,) = documents.encode_prompts([prompt])
             yield Question(tokens, prompt, answers[0])
@@ -102,7 +102,7 @@ def build_questions(documents: Documents, rows: Mapping[str, list[Any]]) -> Iter
 def _build_question(
     documents: Documents, messages: list[Message], answers: list[int], tools: list[dict[str, Any]] | None
 ) -> Question | None:
-    """Return the question whose answer is the last of the given turns of the assistant; None as `build_questions`."""
+    """Return the question about the last of `answers`, the indices of the assistant's turns; None as in `build_questions`."""
     if not answers:
         return None
     last = answers[-1]

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from finetune_trainer.examples.documents import Documents
     from finetune_trainer.examples.token_columns import Document
 
-# Any day will do.
+# Any day will do, see `Row.fingerprint`.
 _FIXED_DAY = date(2000, 1, 1)
 # Part of the digest: another way to generate answers must have another number.
 _DECODING_VERSION = 1
@@ -56,7 +56,7 @@ class Row:
 class Rows:
     """The rows of an evaluation, in the order of their hashes; all of them are in memory.
 
-    digest: 12 hexadecimal digits of a SHA-256 of their fingerprints, and of how answers are generated.
+    digest: 12 hexadecimal digits of a SHA-256 of the rows' fingerprints and of the settings that generate answers.
     summary: how many rows were read, kept and dropped, and how many of the kept rows have no question, as text.
     """
 
@@ -139,6 +139,7 @@ def _read_rows(recipe: Recipe, spec: Evaluation, encoder: Encoder) -> Iterator[R
     splits, documents = recipe.data.splits, encoder.documents
     assert splits is not None  # noqa: S101 - load_recipe() refuses a recipe without splits
     columns = documents.columns
+    # Texts have no questions, and only generated answers need them.
     asks = columns.text is None and bool(spec.generations or _list_generated_metrics(spec))
     with name_refused_row(splits, spec.split.lower(), encoder.counts):
         for batch in read(splits, spec.split.lower(), columns.column_names, may_be_null=[columns.tools]):
@@ -198,7 +199,7 @@ def _suggest_remedy(encoder: Encoder) -> str:
     remedies = []
     if counts["too long"] or counts["truncated"]:
         remedies.append(f"raise training.maxLength above {encoder.max_length}")
-    # The answer of a truncated row may have been cut off.
+    # A truncated row may have lost its answer to the cut; any further row without an answer lacks it in the data.
     if counts["without an answer"] > counts["truncated"]:
         what = "texts" if columns.text is not None else "answers"
         remedies.append(f"put {what} into {', '.join(columns.column_names)} of its rows")

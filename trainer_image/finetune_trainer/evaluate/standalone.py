@@ -19,14 +19,14 @@ _WORK, _INDEX = ".fetched", ".index.json"
 
 
 def write(recipe: Recipe, uri: str, folder: Path) -> None:
-    """Write a model and its tokenizer as `save_pretrained` does, an adapter merged into its base.
+    """Write a model and its tokenizer as `save_pretrained` does, with an adapter merged into its base.
 
     Downloaded files are moved, not copied, since a volume does not always have room for two copies.
 
     Args:
         recipe: the recipe of the training.
         uri: the registered version.
-        folder: the folder to write to; weights that another attempt has left there are removed.
+        folder: the folder to write to; weights that an earlier attempt wrote there are removed.
 
     Raises:
         RecipeRefusedError: the version cannot be fetched, loaded or merged.
@@ -34,7 +34,7 @@ def write(recipe: Recipe, uri: str, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     work = folder / _WORK
     shutil.rmtree(work, ignore_errors=True)
-    # NB: if there are weights in one file and in several files, transformers loads the one file.
+    # NB: transformers prefers weights in one file to weights in several files, so it could load the file of an earlier attempt.
     for path in folder.iterdir():
         if base_reference.is_weights(path.name) or path.name.endswith(_INDEX):
             path.unlink()

@@ -28,13 +28,13 @@ def log_table(
 
     Args:
         tracker: logs the table to the run; if MLflow is unreachable for too long, it prints a line.
-        folder: where the file stays until the tracker is closed.
-        questions: the rows.
-        references: their answers.
-        answers: the answers of each model, by the name of its column.
+        folder: the file is written here, and must stay until the tracker is closed.
+        questions: the questions, one for each row of the table.
+        references: the expected answer to each question.
+        answers: the answers of each model, by the name of the model's column.
     """
     columns = {"prompt": [question.prompt for question in questions], "reference": references, **answers}
-    # NB: MLflow's own function appends to the table that an earlier attempt has logged.
+    # NB: MLflow's own function would append to the table that an earlier attempt has logged.
     content = {"columns": list(columns), "data": [list(row) for row in zip(*columns.values(), strict=True)]}
     path = folder / _FILE
     path.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")

@@ -31,8 +31,8 @@ class Origin:
     """The address that a base was fetched from.
 
     uri: absolute path, s3://bucket/folder, models:/name/version/folder, or a Hub id.
-    revision: the commit of a model of the Hub.
-    digest: the digest of its files; None if it was not computed.
+    revision: the commit of a Hub model; None for any other address.
+    digest: the digest of the base's files; None if it was not computed.
     """
 
     uri: str
@@ -44,7 +44,7 @@ def read_reference(adapter: Path) -> Origin | None:
     """Return the reference of the adapter in a folder; None if an earlier release or another tool wrote the adapter.
 
     Raises:
-        RecipeRefusedError: the content of the file is not valid.
+        RecipeRefusedError: the content of the reference file is not valid.
     """
     path = adapter / _REFERENCE_FILE
     if not path.exists():
@@ -60,20 +60,20 @@ def read_reference(adapter: Path) -> Origin | None:
 
 
 def write_reference(base: Origin, adapter: Path) -> None:
-    """Write the reference to its base next to the adapter in a folder."""
+    """Write an adapter's reference to its base into the adapter's folder."""
     (adapter / _REFERENCE_FILE).write_text(json.dumps(asdict(base), indent=2) + "\n", encoding="utf-8")
 
 
 def is_weights(name: str) -> bool:
-    """Return whether a file of a model holds its weights."""
+    """Return whether a file of a model contains weights."""
     return PurePosixPath(name).suffix in WEIGHTS
 
 
 def compute_digest(folder: Path) -> str:
     """Return the SHA-256 of the names and contents of a model's weights and config, as `sha256:<hex>`.
 
-    The digests of the weights of a Hub model are known. Other files are read once: files that were just downloaded are in the
-    memory of the machine, and files on a volume stay in memory until they are loaded.
+    The weights of a Hub model are not read: the Hub's client names them by their digests. Reading any other file costs little: a
+    download is still in the memory of the machine, and a file on a volume stays there until the model is loaded.
     """
     files = _list_files(folder)
     with ThreadPoolExecutor(_MAX_THREADS) as readers:
@@ -93,7 +93,7 @@ def _list_files(folder: Path) -> list[Path]:
 def _hash_file(path: Path) -> str:
     """Return the SHA-256 of a file."""
     content = path.resolve()
-    # The Hub's client keeps large files by their SHA-256, and others by their Git object id.
+    # The Hub's client names the blob of a large file by its SHA-256, and any other blob by its Git object id.
     if content.parent.name == "blobs" and _SHA256.fullmatch(content.name):
         return content.name
     with path.open("rb") as file:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from finetune_crds.training import Model
 
 _FILES, _MANIFEST = "files", "manifest.json"
-# Seconds between looks at a lock that another pod holds.
+# Seconds between attempts to take a lock that another pod holds.
 _POLL_SECONDS = 0.5
 _NO_LOCK_ERRNOS = (errno.ENOLCK, errno.ENOTSUP)
 _FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
@@ -60,8 +60,8 @@ class Cache:
     def get(self, key: Any, fill: Callable[[Path], None]) -> Path:
         """Return the files of an entry, and write it first if it is missing or broken.
 
-        Pods that ask at the same time wait for the first of them. An entry gets its name after its last file, so a pod
-        that ends in between leaves no entry.
+        Pods that ask at the same time wait for the first of them. An entry gets its final name after its last file is written, so a pod
+        that ends before that creates no entry.
 
         Args:
             key: what the content depends on, as JSON.
@@ -108,7 +108,7 @@ class Cache:
 
     @contextmanager
     def _holding_lock(self, name: str) -> Iterator[bool]:
-        """Hold the lock of an entry; yield False on a volume without locks, where several pods may write at once."""
+        """Hold the lock of an entry, and yield True; yield False on a volume without locks, where several pods may write at once."""
         folder = self.root / "locks"
         folder.mkdir(parents=True, exist_ok=True)
         lock = FileLock(folder / f"{name}.lock", mode=0o666, fallback_to_soft=False)
@@ -138,7 +138,7 @@ def _acquire(lock: BaseFileLock) -> bool:
 def _write(entry: Path, key: Any, fill: Callable[[Path], None], *, alone: bool) -> Path:
     """Write an entry under another name, and rename it when it is complete.
 
-    alone: no other pod is writing it, so files that ended pods have left are removed.
+    alone: no other pod is writing the entry, so the partial folders of ended pods are removed.
     """
     entry.parent.mkdir(parents=True, exist_ok=True)
     for folder in entry.parent.glob(f".{entry.name}-*") if alone else ():
@@ -159,7 +159,7 @@ def _write(entry: Path, key: Any, fill: Callable[[Path], None], *, alone: bool) 
 
 
 def _rename(partial: Path, entry: Path) -> None:
-    """Give a complete entry its name. A broken entry is moved away first: another pod may be reading its files until then."""
+    """Give a complete entry its name. A broken entry is removed only now, since another pod may have been reading its files."""
     broken = partial.with_name(f"{partial.name}-broken")
     with suppress(FileNotFoundError):
         if not _is_complete(entry):
@@ -168,7 +168,7 @@ def _rename(partial: Path, entry: Path) -> None:
     try:
         partial.rename(entry)
     except OSError:
-        # Without locks, another pod may have been faster.
+        # Without locks, another pod may have completed the entry first; then that entry is used.
         if not _is_complete(entry):
             raise
 

@@ -34,7 +34,7 @@ class Source:
     """The folders of a model that was fetched.
 
     base: config and weights of a standalone model.
-    tokenizer: the tokenizer; the adapter's if it has one.
+    tokenizer: the adapter's tokenizer if it has one, or else the base's.
     adapter: peft's adapter to the base, or None.
     adapter_of: how the adapter names its base, or None.
     origin: where the base was fetched from; None if the base has no address of its own.
@@ -55,7 +55,7 @@ class _Place:
     cache: Cache | None
 
     def within(self, name: str) -> _Place:
-        """Return the place of a model that belongs to another one."""
+        """Return the place of a model that another model needs, such as the base of an adapter."""
         return replace(self, folder=self.folder / name)
 
     def fill_folder(self, key: Callable[[], Any], part: str, fill: Callable[[Path], None]) -> Path:
@@ -71,6 +71,7 @@ class _Place:
             fill(self.folder)
             return self.folder
         content_key = key()
+        # An entry with the whole model also serves a request for a part of it.
         return self.cache.find([content_key, _WHOLE]) or self.cache.get([content_key, part], fill)
 
 
@@ -87,7 +88,7 @@ def fetch(
 
     Args:
         uri: absolute path (used in place), folder of an object store, models:/name@alias, or a Hub id.
-        to: folder for what is downloaded and not cached.
+        to: folder for downloads that are not cached.
         revision: Git revision of a Hub model.
         cache: keeps downloads, and returns existing downloads.
         field: the recipe's field that names the model, for messages.
@@ -134,7 +135,7 @@ def fetch_tokenizer(uri: str, to: Path, *, revision: str | None = None, cache: C
 
 @contextmanager
 def _renaming_field(wrong: str, right: str) -> Iterator[None]:
-    """Replace a name in the messages of failures with the name in the recipe."""
+    """Replace the first `wrong` in the message of a failure with `right`, which names the model as the recipe does."""
     try:
         yield
     except PodFailure as error:
@@ -164,6 +165,7 @@ def _fetch_base(adapter: Parts, uri: str, place: _Place, *, without_weights: boo
             )
     except RecipeRefusedError as error:
         stored = filesystems.is_object_store(reference.uri) or reference.uri.startswith("models:/")
+        # For a Hub id or a path, the message of the error names more causes: a private model, a volume that is not mounted.
         if error.reason != _NOT_FOUND or not stored:
             raise
         raise RecipeRefusedError(
@@ -243,7 +245,7 @@ def _fetch_from_mlflow(uri: str, place: _Place, *, without_weights: bool) -> tup
     # A bar for each file would fill the log of the pod.
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
     version, inner = ModelsArtifactRepository.split_models_uri(uri)
-    # NB: a missing alias answers INVALID_PARAMETER_VALUE.
+    # NB: for a missing alias, MLflow answers INVALID_PARAMETER_VALUE.
     with _translating_missing(uri, "INVALID_PARAMETER_VALUE"):
         repository = ModelsArtifactRepository(version)
 
@@ -258,6 +260,7 @@ def _fetch_from_mlflow(uri: str, place: _Place, *, without_weights: bool) -> tup
         folder = place.fill_folder(lambda: _build_version_key(repository, version), part, download) / inner
     if not folder.is_dir():
         raise _not_found_error(uri, "name a folder of the version")
+    # A logged model has no name and version, and its URI no alias.
     if repository.model_name is None:
         return folder, Origin(uri)
     version_uri = f"models:/{repository.model_name}/{repository.model_version}"
@@ -278,7 +281,7 @@ def _translating_missing(uri: str, *codes: str) -> Iterator[None]:
 
 
 def _build_version_key(repository: ModelsArtifactRepository, uri: str) -> Any:
-    """Return what identifies a version: a registry may reuse its number after the model was deleted."""
+    """Return what identifies a version. Its number is not enough: a registry may reuse the number after the model was deleted."""
     import mlflow
 
     name, number = repository.model_name, repository.model_version
@@ -351,7 +354,7 @@ def _download_snapshot(
             return Path(snapshot_download(name, revision=revision, ignore_patterns=ignored, cache_dir=folder))
 
     snapshot = download()
-    # NB: the client assumes that an existing file is complete.
+    # NB: the client assumes that an existing file is complete, so broken files are removed and downloaded again.
     return download() if cache is not None and _remove_broken_files(name, snapshot, cache) else snapshot
 
 

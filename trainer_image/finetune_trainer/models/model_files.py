@@ -61,7 +61,7 @@ def read_version(folder: Path, at: Origin) -> Parts:
     model, components = folder / inner, folder / _MLFLOW_TOKENIZER
     base = model if model.is_dir() else None
     tokenizer = components if components.is_dir() else None
-    # NB: MLflow finds folders of a version by their URIs, but not folders of a logged model, which has no name.
+    # NB: MLflow finds a folder of a version (models:/name/version) by its URI, but not a folder of a logged model (models:/id).
     within = Origin(f"{at.uri}/{inner}") if base and at.uri.count("/") > 1 else None
     # NB: a merged model also has its adapter next to it; the flavor names only an adapter that is not merged yet.
     if "peft_adaptor" not in flavor:

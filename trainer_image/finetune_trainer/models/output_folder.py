@@ -1,4 +1,4 @@
-"""The folder that output.uri names. Its manifest is written first and last, and says whether the model is complete."""
+"""The folder that output.uri names. Its manifest, written before and after the model, records whether the model is complete."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Manifest:
     """The owner and the files of the model in a folder.
 
     job, uid: the FineTuneJob, as namespace/name, and its uid.
-    attempt: the attempt that writes it, or has written it.
+    attempt: the attempt that writes or wrote the model.
     files: sizes of all files, by their paths in the folder; None until all are written.
     begun: the paths of files that attempts may have written, including attempts of a deleted job of the same name; empty when all are written.
     """
@@ -39,7 +39,7 @@ class Manifest:
 
     @classmethod
     def read(cls, text: bytes) -> Manifest | None:
-        """Return the manifest in a file; None if the file holds something else."""
+        """Return the manifest in a file; None if the file contains something else."""
         try:
             return cls(**json.loads(text))
         except (ValueError, TypeError):
@@ -69,7 +69,7 @@ class ModelFolder:
     Args:
         uri: the URI of the folder, on a volume or in an object store.
         job: the FineTuneJob.
-        attempt: its attempt.
+        attempt: the number of the attempt.
     """
 
     def __init__(self, uri: str, job: JobReference, attempt: int) -> None:
@@ -80,7 +80,7 @@ class ModelFolder:
         """Record that this attempt writes the folder, unless an attempt of this job has completed it.
 
         Raises:
-            RecipeRefusedError: the folder has other files or does not exist, or the pod is not allowed to write it.
+            RecipeRefusedError: the folder has other files, its bucket or volume does not exist, or the pod is not allowed to write it.
             TrainingError: the storage failed.
             SupersededError: a later attempt writes the folder.
         """
@@ -111,7 +111,7 @@ class ModelFolder:
         Files that no attempt has written stay as they are.
 
         Args:
-            parts: the local folders, by the folder that their files go to; "" for the folder itself.
+            parts: the local folders, by the subfolder that their files are written to; "" for the folder itself.
 
         Raises:
             RecipeRefusedError: another job has taken the folder.
@@ -124,15 +124,17 @@ class ModelFolder:
             for file in folder.rglob("*")
             if file.is_file()
         }
+        # Configurations last, and the model's own after all others.
         names = sorted(sources, key=lambda name: (_is_config(name), name in _CONFIGS, name))
         sizes = {name: sources[name].stat().st_size for name in names}
-        # NB: `claim` could write to the folder, so if access is refused now, the next attempt may have it again.
+        # NB: `claim` could write to the folder, so a refusal now may be temporary: another attempt may have access again.
         with self._translating_errors(TrainingError):
             files, path = filesystems.open_filesystem(self.uri)
             manifest = self._build_manifest(self._check())
             earlier = manifest.names()
             self._write(replace(manifest, begun=sorted({*earlier, *names})))
-            # NB: a loader that ignores the manifest takes a configuration for a complete model, and an index for the list of its weights.
+            # NB: a loader that ignores the manifest takes a folder with a configuration for a complete model, and an earlier attempt's
+            # index for the list of its weights.
             self._remove({name for name in earlier if _is_config(name) or name not in sizes})
             for name in names:
                 self._check()
@@ -150,7 +152,7 @@ class ModelFolder:
 
         Raises:
             RecipeRefusedError: the folder is not this job's.
-            SupersededError: a later attempt writes it.
+            SupersededError: a later attempt of this job writes the folder.
         """
         files, path = filesystems.open_filesystem(self.uri)
         try:
@@ -238,7 +240,7 @@ class ModelFolder:
             raise TrainingError(reason, f"output.uri {self.uri} cannot be written: {failure}") from error
 
     def _refusal(self, error: Exception) -> tuple[str, str] | None:
-        """Return the reason and the words for an error that the spec or the pod's login causes; None for any other error."""
+        """Return the reason and the message of an error that the spec or the pod's login causes; None for any other error."""
         if filesystems.is_missing(error):
             return (
                 "OutputNotFound",
@@ -262,13 +264,14 @@ def list_model_files(uri: str, manifest: bytes, sizes: Mapping[str, int]) -> set
 
     Args:
         uri: the URI of the folder, as model.base names it.
-        manifest: the content of its manifest.
-        sizes: the sizes of all its files, by their paths in it.
+        manifest: the content of the folder's manifest.
+        sizes: the sizes of all files in the folder, by their paths in the folder.
 
     Raises:
-        RecipeRefusedError: files are missing.
+        RecipeRefusedError: the model is incomplete.
     """
     parsed = Manifest.read(manifest)
+    # No job wrote the file, so it does not limit the model to some of the files.
     if parsed is None:
         return set(sizes)
     missing = parsed.explain_incomplete(sizes)
@@ -292,10 +295,11 @@ def _is_empty(uri: str) -> bool:
     except FileNotFoundError:
         # NB: a missing bucket is reported when something is written to it.
         return True
-    # NB: a pod that was killed or ran out of space may have left the manifest empty or half written.
+    # NB: a pod that was killed or ran out of space may have left the manifest empty or half written; without other files, the folder
+    # counts as empty.
     return all(_is_manifest(PurePosixPath(name).name) for name in file_names)
 
 
 def _is_manifest(name: str) -> bool:
-    """Whether a file is the manifest, or one that `write_atomically` left."""
+    """Whether a file is the manifest, or a part of it that `write_atomically` did not finish."""
     return name == MANIFEST or (name.startswith(f"{MANIFEST}.") and name.endswith(filesystems.PART))

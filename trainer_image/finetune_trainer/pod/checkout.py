@@ -16,7 +16,7 @@ from pathlib import Path
 from finetune_crds import contract
 from finetune_trainer.pod import exit_status
 
-# git gives up if it receives fewer bytes a second than this for this many seconds.
+# git gives up after _SLOW_SECONDS with fewer than _SLOW_BYTES received per second.
 _SLOW_BYTES, _SLOW_SECONDS = 1000, 60
 _NOT_SENT = re.compile(r"not our ref|unadvertised object|reference is not a tree|couldn't find remote ref")
 _NO_LOGIN = re.compile(r"Authentication failed|could not read (Username|Password)|error: 40[13]\b")
@@ -31,7 +31,7 @@ _AWAY = re.compile(
 _MAX_MESSAGE_CHARS = 300
 # Seconds between attempts to reach a server that does not answer, about six minutes in all.
 _RETRY_DELAYS_SECONDS = (1, 2, 4, 8, 15, *[30] * 8)
-# The hashes of a repository, by the digits of a commit.
+# The hash function of a repository, by the number of digits of its commits.
 _FORMATS = {40: "sha1", 64: "sha256"}
 
 
@@ -49,7 +49,7 @@ class RefusedError(CheckoutError):
 
 
 class NoResponseError(CheckoutError):
-    """The server may answer later."""
+    """The server does not answer now, but may answer later."""
 
     exit_code = contract.EXIT_UNAVAILABLE
 
@@ -70,11 +70,12 @@ def checkout(url: str, commit: str, folder: Path) -> None:
         CheckoutError: the code cannot be fetched for another reason.
     """
     git = _Git(folder, _build_git_config(url))
-    # NB: the kubelet may run an init container again, and one that was killed leaves locks.
+    # NB: the kubelet may run an init container again, and a run that was killed leaves lock files in .git.
     shutil.rmtree(folder / ".git", ignore_errors=True)
     git("init", "--quiet", f"--object-format={_FORMATS[len(commit)]}")
     git("remote", "add", "origin", url)
     _fetch(git, url, commit)
+    # git returns what it prints on failure: here, that there is no such commit.
     if git("cat-file", "-e", f"{commit}^{{commit}}", may_fail=True):
         message = f"the repository {url} does not have commit {commit}: create the job with a commit that exists, a branch or a tag"
         raise NoCommitError(message)
@@ -83,10 +84,10 @@ def checkout(url: str, commit: str, folder: Path) -> None:
 
 
 def _fetch(git: _Git, url: str, commit: str) -> None:
-    """Fetch a commit, and retry if the server does not answer, so that the gang keeps its nodes.
+    """Fetch a commit; while the server does not answer, retry in this pod, so that the gang keeps its nodes.
 
     Raises:
-        NoResponseError: the server does not answer for long.
+        NoResponseError: the server did not answer any attempt.
         CheckoutError: the commit cannot be fetched for another reason.
     """
     for delay in _RETRY_DELAYS_SECONDS:
@@ -102,7 +103,7 @@ def _fetch(git: _Git, url: str, commit: str) -> None:
 def _fetch_once(git: _Git, url: str, commit: str) -> None:
     errors = git("fetch", "--quiet", "--depth=1", "--no-tags", "origin", commit, may_fail=True)
     if _NOT_SENT.search(errors):
-        # Some servers send only the commits at the tips of branches and tags; the history of these contains the commit.
+        # Some servers send only commits at the tips of branches and tags, so fetch all of these: their history contains the commit.
         errors = git(
             "fetch", "--quiet", "--tags", "origin", "+refs/heads/*:refs/remotes/origin/*", may_fail=True
         )
@@ -133,7 +134,7 @@ def _read_password() -> str:
 
 
 def _grant_access(folder: Path) -> None:
-    """Let the user of any image read and write the files: the container with the command may run as another one."""
+    """Let the user of any image read and write the files: the container with the command may run as another user."""
     for path in (folder, *folder.rglob("*")):
         if not path.is_symlink() and path.stat().st_uid == os.getuid():
             path.chmod(path.stat().st_mode | (0o777 if path.is_dir() else 0o666))
@@ -145,7 +146,7 @@ def _build_git_config(url: str) -> dict[str, str]:
     The password is sent only to the address of the repository, and not after a redirect.
     """
     git_config = {
-        # The folder is a volume, which belongs to another user.
+        # The folder is a volume of another user, which git would refuse to use.
         "safe.directory": "*",
         "http.followRedirects": "false",
         "http.lowSpeedLimit": str(_SLOW_BYTES),

@@ -106,7 +106,7 @@ def run(
     """Run `main`, report its outcome, and return its exit code.
 
     RecipeError and RecipeRefusedError give 64, DataError 65, PreemptedError 75, any other PodFailure its own code, and any
-    other error 1. Only an unexpected error prints its traceback.
+    other error 1. Only an unexpected error prints its traceback. SystemExit returns its own code, if that is a number, and is not reported.
     """
     try:
         code, message = EXIT_OK, main()
@@ -121,7 +121,7 @@ def run(
 
 
 def first_line(error: object) -> str:
-    """Return the first line of a message that is not blank, or else the type of the error."""
+    """Return the first non-blank line of an error's message; without one, the name of the error's type."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _MAX_QUEUED_METRICS = 20_000
 _METRICS_PER_CALL = 500
 _MAX_PAUSE_SECONDS = 15.0
-# How long a rank that ends with an error waits for MLflow; the pod's grace period limits it.
+# How long a rank that ends with an error waits for MLflow; the wait must fit into the pod's grace period.
 _CLOSE_SECONDS = 5.0
 # MLflow's classes of data sources, by the scheme of an address.
 _STORE_SOURCES = {
@@ -50,7 +50,7 @@ _FINAL_CODES = frozenset(
     }
 )
 
-# The query of an address, also of one without a host.
+# The query of an address, which may lack a host.
 _QUERY = re.compile(r"\?[^\s'\"<>()]*=[^\s'\"<>()]*")
 # Loggers that print the addresses that large files are uploaded to.
 _NAMING_ADDRESSES = ("mlflow.store.artifact.http_artifact_repo", "urllib3.connectionpool")
@@ -64,8 +64,8 @@ def create_client(tracking_uri: str | None = None) -> MlflowClient:
     """Return a client of a tracking server, by default the environment's; the client fails fast and does not retry."""
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "0")
-    # NB: in a Databricks workspace the client retries for ten minutes, whatever the number of retries.
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
+    # NB: in a Databricks workspace, the client by default retries for ten minutes, whatever the number of retries.
     os.environ.setdefault("MLFLOW_DATABRICKS_ENDPOINT_HTTP_RETRY_TIMEOUT", "60")
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
     os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
@@ -87,14 +87,14 @@ def is_final(error: Exception) -> bool:
 
 
 class Tracker:
-    """Logs to an MLflow run; without one, discards what it gets.
+    """Logs to an MLflow run; without a run, discards all entries.
 
     As a context manager, it is closed at the end of the block; after an error, it waits only briefly for MLflow.
 
     Args:
         run_id: the run; None or empty: nothing is tracked.
         connect: makes the client, in the tracker's own thread.
-        quiet: print nothing about an unreachable MLflow: another rank does.
+        quiet: print nothing about an unreachable MLflow, since another rank does.
         patience: seconds that the end waits for an unreachable MLflow.
     """
 
@@ -153,7 +153,7 @@ class Tracker:
         self._enqueue(lambda: self._calls.append(log))
 
     def artifacts(self, files: Sequence[Path], place: str) -> None:
-        """Upload files to a folder of the run's artifacts, once.
+        """Upload files to a folder of the run's artifacts; a failed upload is not repeated.
 
         The files must stay until the tracker is closed.
         """
@@ -269,7 +269,7 @@ class Tracker:
         self._upload(mlflow, files, place)
 
     def _upload(self, mlflow: MlflowClient, files: Sequence[Path], place: str) -> bool:
-        # NB: the pod may have no access to the store of artifacts, now or later; the entries after this one do not wait for it.
+        # NB: the pod may never have access to the store of artifacts, so a failed upload does not hold up the entries after it.
         try:
             for file in files:
                 mlflow.log_artifact(self._run(), str(file), artifact_path=place)

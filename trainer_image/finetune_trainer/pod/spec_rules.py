@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _NOT_IN_SPEC = {"kind", "job", "prepared", "parameters"}
 _OLD_SELF = "oldSelf"
-# Levels of precedence in celpy's grammar: with one child, a node of them has the value of the child.
+# Levels of precedence in celpy's grammar: a node of these with one child has the value of that child.
 _LEVELS = {
     "expr",
     "conditionalor",
@@ -44,7 +44,7 @@ def check(recipe: Recipe) -> None:
     """Check the rules of FineTuneJob.spec on a recipe.
 
     Raises:
-        RecipeRefusedError: some are violated; the message has their sentences, with the fields.
+        RecipeRefusedError: the recipe violates rules; the message contains the sentence and the field of each.
     """
     violations = find_violations_of_recipe(recipe)
     if violations:
@@ -56,7 +56,7 @@ def check_columns(recipe: Recipe, complete_recipe: Recipe) -> None:
 
     Args:
         recipe: the recipe, which names no columns.
-        complete_recipe: the same with the columns.
+        complete_recipe: the same recipe with the columns.
 
     Raises:
         RecipeRefusedError: the columns conflict with other fields.
@@ -112,7 +112,7 @@ def _build_spec(recipe: Recipe, schema: Schema) -> Json:
         mode="json", by_alias=True, exclude_none=True, exclude_defaults=True, exclude=_NOT_IN_SPEC
     )
     if recipe.data.source is not None:
-        # The operator adds the splits that the job prepared.
+        # The spec has no splits: the operator adds the splits that the job prepared.
         spec["data"].pop("splits", None)
     # In the API, the default of learningRate depends on the method; the operator sets it.
     spec["training"] = {**spec.get("training", {}), "learningRate": recipe.training.learning_rate}
@@ -121,7 +121,7 @@ def _build_spec(recipe: Recipe, schema: Schema) -> Json:
 
 
 def _drop_empty(schema: Schema, value: Any) -> Any:
-    """Return a value without empty lists and maps, which the API server does not fill in. An object without fields is not empty."""
+    """Return a value without empty lists and maps, as in a spec that omits them. An object of the schema is kept even without fields."""
     if isinstance(value, list):
         return [_drop_empty(schema.get("items") or {}, item) for item in value]
     if not isinstance(value, dict) or "properties" not in schema:
@@ -193,7 +193,7 @@ def compile_rule(expression: str) -> celpy.Runner:
 
 
 def _shorten(node: Any) -> Any:
-    """Return a syntax tree without the levels that have one child: eight stand above each name, and each is visited."""
+    """Return a syntax tree without the levels that have one child: eight stand above each name, and slow each evaluation."""
     if not isinstance(node, celpy.Expression):
         return node
     children = [_shorten(child) for child in node.children]

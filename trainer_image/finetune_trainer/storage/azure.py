@@ -13,7 +13,7 @@ class AccountFiles(AzureBlobFileSystem):
     """Files of one account of Azure.
 
     NB: adlfs takes missing options from the environment, and prefers a connection string to any other login: with the connection
-    string of another account, it would read and write there.
+    string of another account, it would read and write in that account.
 
     Args:
         options: options of adlfs, including a login.

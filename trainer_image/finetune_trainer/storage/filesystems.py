@@ -58,7 +58,7 @@ def build_options(uri: str) -> dict[str, Any]:
     scheme = urlparse(uri).scheme
     if scheme not in _SCHEMES:
         return {}
-    # NB: the clients cache listings, and other ranks, pods and attempts write here too.
+    # NB: the clients cache listings, which would hide what other ranks, pods and attempts write here.
     fresh = {"use_listings_cache": False}
     if scheme == _GS:
         # NB: otherwise the client asks another API, by gRPC, for the kind of each bucket.
@@ -76,12 +76,12 @@ def build_options(uri: str) -> dict[str, Any]:
 
 
 def is_object_store(uri: str) -> bool:
-    """Return whether a URI is in an object store, or in a Unity Catalog volume that is read by its API, and not a local path."""
+    """Return whether a URI is read through an API, not as a local path: in an object store, or a Unity Catalog volume."""
     return urlparse(uri).scheme in _SCHEMES or is_in_unity_catalog(uri)
 
 
 def is_in_unity_catalog(uri: str) -> bool:
-    """Return whether a path is in a Unity Catalog volume that is not a folder of this machine, as it is on Databricks."""
+    """Return whether a path is in a Unity Catalog volume that is not mounted on this machine; Databricks mounts volumes."""
     return uri.startswith(_VOLUMES) and not Path(*Path(uri).parts[:5]).is_dir()
 
 
@@ -139,7 +139,7 @@ def _emulator_address() -> str:
 
 
 def _find_azure_login(uri: str) -> dict[str, str]:
-    """Return the login to the account of a URI; if empty, the client uses a service principal or workload identity."""
+    """Return the environment's key or connection string for the account of a URI; empty if it has none, see `_create_azure_identity`."""
     account, key = _parse_account(uri), os.environ.get("AZURE_STORAGE_KEY")
     connection = os.environ.get("AZURE_STORAGE_CONNECTION_STRING", "")
     if _parse_connection_string(connection).get("AccountName") == account:
@@ -192,9 +192,9 @@ def is_forbidden(error: BaseException) -> bool:
 
 
 def has_no_login(error: BaseException) -> bool:
-    """Return whether a client has no login to a store. A login whose server does not answer counts as one: it may work later."""
+    """Return whether a client has no login to a store. A login whose server does not answer counts as a login: it may work later."""
     kinds = {kind.__name__ for kind in type(error).__mro__}
-    # NB: Azure's client raises the same error if there is a login but its server does not answer.
+    # NB: Azure's client raises the same error if there is a login, with AZURE_CLIENT_ID, but its server does not answer.
     is_ambiguous = "ClientAuthenticationError" in kinds and not is_forbidden(error)
     return (is_ambiguous and not os.environ.get("AZURE_CLIENT_ID")) or not kinds.isdisjoint(_NO_LOGIN)
 
@@ -202,7 +202,7 @@ def has_no_login(error: BaseException) -> bool:
 def describe_failure(error: BaseException) -> str | None:
     """Return the message of a storage error (no space, no permission, no connection); None for any other error.
 
-    Causes count: torch's archives raise an error of their own when a file cannot be written.
+    The causes of the error are checked too: torch's archives raise an error of their own when a file cannot be written.
     """
     for cause in _iterate_causes(error):
         if isinstance(cause, OSError):

@@ -49,7 +49,7 @@ class VolumesFileSystem(AbstractFileSystem):
     """
 
     protocol = ("volumes",)
-    # NB: an instance would keep the login that the environment had when it was made.
+    # NB: a cached instance would keep the login that the environment had when it was made.
     cachable = False
 
     @classmethod
@@ -131,7 +131,7 @@ class VolumesFileSystem(AbstractFileSystem):
             files.delete_directory(path)
 
     def rm(self, path: str | list[str], recursive: bool = False, **_: Any) -> None:
-        """Delete files, or folders with all that they hold."""
+        """Delete files, or folders with all their contents."""
         for entry_path in [path] if isinstance(path, str) else path:
             if recursive and self.isdir(entry_path):
                 entries = self.ls(entry_path)
@@ -143,7 +143,7 @@ class VolumesFileSystem(AbstractFileSystem):
                 self.rm_file(entry_path)
 
     def mv(self, path1: str, path2: str, **_: Any) -> None:
-        """Move a file. The API cannot: it is downloaded, and uploaded under its new name."""
+        """Move a file. The API cannot move files: the file is downloaded, and uploaded under its new name."""
         self.cp_file(path1, path2)
         self.rm_file(path1)
 
@@ -182,7 +182,7 @@ class VolumesFileSystem(AbstractFileSystem):
 
 
 class _Upload(io.BufferedRandom):
-    """A temporary file that is uploaded when it is closed, unless its block failed."""
+    """A temporary file that is uploaded when it is closed, unless its `with` block failed."""
 
     def __init__(self, send: Callable[[Path], None]) -> None:
         self._local, self._send, self._failed = _create_temporary_file(), send, False

@@ -75,7 +75,7 @@ def _serve(draft: Draft) -> None:
         draft.unset(ConditionType.SERVED)
         draft.update(serving=None)
     elif draft.observed.model is None and draft.status.registry:
-        # The model may come back, or the spec may point to another registry for a time.
+        # Leave the endpoint alone: the model may come back, or the spec may point to another registry for a time.
         return
     elif draft.holds(ConditionType.SUSPENDED) or not (
         draft.holds(ConditionType.ACCEPTED) and draft.holds(ConditionType.REGISTRY_READY)

@@ -29,7 +29,8 @@ def _replaces_bad_version(draft: Draft, version: str) -> bool:
     last = next(gained, None)
     if last is None or last.reason != "Reverted":
         return last is not None and last.reason == "RolledBack"
-    # NB: the revert of a revert moves forward again, to the version that was promoted last and may never have completed its canary.
+    # NB: the revert of a revert moves forward again, to the version that was promoted last and may never have completed its canary: this
+    # replaces no bad version.
     reverted = (version, last.from_version)
     promoted = (
         move.to_version for move in history if move.reason == "Promoted" and move.to_version in reverted
@@ -38,9 +39,10 @@ def _replaces_bad_version(draft: Draft, version: str) -> bool:
 
 
 def find_fallback(draft: Draft, version: str, saved: Sequence[Route]) -> str | None:
-    """The version that gets the alias after a failure: the one that the endpoint is restored to, if it ever had the alias.
+    """The version that gets the alias after a failure; None if the alias must stay.
 
-    NB: not simply the previous version, which may have been replaced during its canary. None if the alias must stay.
+    This is the version that the endpoint is restored to, if that version had the alias, or else the previous version. NB: the
+    previous version may have been replaced during its own canary.
 
     Args:
         saved: the routes to restore.
@@ -54,7 +56,7 @@ def find_fallback(draft: Draft, version: str, saved: Sequence[Route]) -> str | N
 
 
 def was_first(draft: Draft, version: str, saved: Sequence[Route]) -> bool:
-    """Whether this promotion created the alias for the version, which fails while the endpoint serves another version.
+    """Whether this promotion created the alias for the version, at an endpoint that already served another version.
 
     Args:
         saved: the routes to restore.

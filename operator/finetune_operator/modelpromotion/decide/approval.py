@@ -53,7 +53,7 @@ def _is_late(state: ApprovalStatus, now: datetime) -> bool:
 
 
 def _approve(draft: Draft, state: ApprovalStatus) -> Outcome:
-    # NB: the operator may have been down when the approval was given.
+    # NB: the operator may have been down when the approval was given, so the time of the edit decides.
     approved_at = min(draft.promotion.edited or draft.now, draft.now)
     if state.approval_time is None and _is_late(state, approved_at):
         draft.update(approval=state)
@@ -105,7 +105,7 @@ def soak(draft: Draft) -> Outcome:
 
 
 def _start_soak(draft: Draft, version: str) -> None:
-    """Start the clock for this version, or leave it running; spec.soakSeconds may change meanwhile."""
+    """Start the soak of this version or, if it has started, update its end: spec.soakSeconds may change meanwhile."""
     seconds = draft.spec.soak_seconds
     if not seconds:
         draft.update(soak=None)

@@ -26,7 +26,7 @@ class Verdicts:
 
 
 def step_fields(number: int | None) -> dict[str, Any]:
-    """Fields of status.serving at the start of a step (None for no step). Its time starts only when its routes are in force."""
+    """Fields of status.serving at the start of a step (None for no step). The time of the step starts once its routes are in force."""
     return {"step": number, "step_start_time": None, "next_step_time": None}
 
 
@@ -47,7 +47,7 @@ def canary_routes(draft: Draft, version: str) -> list[Route] | None:
         return None
     last = len(canary.steps)
     if status.step > last:
-        # Removing steps from the spec must not give all traffic to the new version.
+        # Removing steps from the spec must not give all traffic to the new version: the last remaining step applies.
         draft.update(serving=status.model_copy(update=step_fields(last)))
     percent = canary.steps[min(status.step, last) - 1].percent
     draft.update(serving=serving_status(draft).model_copy(update={"steps": last}))

@@ -68,6 +68,7 @@ class Draft(StatusBuilder[ModelPromotionStatus]):
     def lost(self) -> str | None:
         """The version whose deletion removed the alias, until the alias is set again."""
         since = self.status.watch_start_time
+        # A repair that removed the alias did not set it again.
         last = next(
             (move for move in self.status.history if (move.reason, move.to_version) != ("Repaired", None)),
             None,
@@ -77,7 +78,7 @@ class Draft(StatusBuilder[ModelPromotionStatus]):
         return last.from_version
 
     def remember(self, **entries: Move | Withheld | None) -> None:
-        """Write entries of the journal; None removes one."""
+        """Write entries of the journal; None removes an entry."""
         journal = (self.status.journal or Journal()).model_copy(update=entries)
         self.update(journal=None if journal == Journal() else journal)
 

@@ -115,6 +115,7 @@ def _adopt(draft: Draft) -> Outcome:
     draft.set(ConditionType.PROMOTED, True, ConditionReason.ADOPTED, message)
     if status.withheld and status.withheld.version == holder:
         draft.remember(withheld=None)
+    # A candidate that the source names only since this pass is not skipped.
     previous_candidate = draft.promotion.status.candidate
     if (
         spec.on_drift == "Adopt"

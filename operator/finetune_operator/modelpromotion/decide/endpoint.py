@@ -57,7 +57,7 @@ def _state(endpoint: Endpoint) -> str:
 
 
 def _is_foreign(draft: Draft, spec: Serving, endpoint: Endpoint) -> bool:
-    """Whether the endpoint serves another model; if so, report it. NB: it is never overwritten: the spec may have a wrong name."""
+    """Whether the endpoint serves another model, which is reported. NB: it is never changed: the spec may name it by mistake."""
     served = {item.model for item in (*endpoint.served, *endpoint.pending)}
     foreign_models = {name for name in served if not _is_same_model(draft, name)}
     if not foreign_models:
@@ -108,6 +108,7 @@ def is_in_place(draft: Draft, endpoint: Endpoint, routes: Sequence[Route]) -> bo
     if not endpoint.exists or not are_same(routes_of(endpoint.served), routes):
         return False
     status, settings = canary.serving_status(draft), configuration_digest(draft)
+    # Without a revision, or a record of what was requested, only the endpoint's settings can be compared.
     if endpoint.revision is None or (status.settings is None and status.change is None):
         return endpoint.matches_spec
     if is_ours(draft, endpoint, routes):

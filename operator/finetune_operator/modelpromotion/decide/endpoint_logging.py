@@ -1,7 +1,7 @@
 """Log the endpoint's requests to the table of the spec, and never to a table that was removed from the spec.
 
 The status records a table before the operator starts logging to it. So the operator recognizes its own table after the table was
-removed from the spec, and leaves alone the logging that another client set up.
+removed from the spec, and does not touch the logging that another client set up.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def stop_logging(draft: Draft, endpoint: Endpoint) -> None:
         message = f"endpoint {name_of(draft)} is being configured to stop logging requests to {where}"
         draft.set(ConditionType.SERVED, False, ConditionReason.ENDPOINT_UPDATING, message)
     _expect_revision(draft, endpoint)
-    # NB: the last action. A rollback of the endpoint must not wait for a gateway that rejects the request.
+    # NB: this is the last action, so that a rollback of the endpoint does not wait for a gateway that rejects the request.
     draft.actions.append(StopLogging())
     draft.requeue_after(draft.settings.poll_seconds)
 
@@ -72,7 +72,7 @@ def _is_stale(draft: Draft, table: InferenceTable) -> bool:
 
 
 def _is_table(table: InferenceTable, expected: InferenceTable) -> bool:
-    """Whether a table is the expected one. Any prefix fits if the spec has none, since the endpoint then chooses it."""
+    """Whether a table is the expected one. Any prefix fits if the spec has none, since the endpoint then chooses the prefix."""
     same_schema = (table.catalog, table.schema_) == (expected.catalog, expected.schema_)
     return same_schema and expected.table_prefix in (None, table.table_prefix)
 

@@ -60,7 +60,7 @@ def _conclude(draft: Draft, verdicts: Sequence[GateVerdict]) -> Outcome:
             ConditionType.GATES_PASSED, True, ConditionReason.NO_GATES, f"version {version}: no gates are set"
         )
     if failed or unclear:
-        # A version must pass throughout its soak.
+        # A version must pass throughout its soak, so approval and soak start again.
         forget_waits(draft)
         return Stop
     return Continue

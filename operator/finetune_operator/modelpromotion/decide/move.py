@@ -36,7 +36,7 @@ def finish_move(draft: Draft) -> Outcome:
         if draft.holder == move.to_version:
             complete(draft, move)
         else:
-            # NB: either the move was made and then overwritten, or it was never made. Both look the same, so it is recorded.
+            # NB: either the move was made and then overwritten, or it was never made. Both look the same, so the move is recorded.
             overtaken = truncate(f"{move.message}; somebody else moved the alias to {draft.holder} since")
             record(draft, move.model_copy(update={"message": overtaken, "reason": "Overtaken"}))
     return Continue
@@ -55,6 +55,7 @@ def complete(draft: Draft, move: Move) -> None:
         "Withdrawn": _find_predecessor(draft.status.history, move.to_version),
     }[move.reason]
     record(draft, move)
+    # A withdrawal without a predecessor forgets the previous version, which may be a version that failed.
     if previous is None and move.reason != "Withdrawn":
         previous = known_previous
     draft.update(promoted=move.to_version, previous=previous)
@@ -62,7 +63,7 @@ def complete(draft: Draft, move: Move) -> None:
 
 
 def _find_predecessor(history: list[Move], version: str | None) -> str | None:
-    """The version that had the alias before this version got it, unless it was withdrawn or rolled back."""
+    """The last version that had the alias before this version got it, and that was never withdrawn or rolled back."""
     failed = {item.from_version for item in history if item.reason in ("Withdrawn", "RolledBack")}
     gain_reasons = ("Promoted", "Reverted", "Adopted")
     predecessors = (
@@ -81,7 +82,7 @@ def record_abandoned(draft: Draft) -> None:
 
 
 def has_arrived_late(draft: Draft) -> bool:
-    """Whether an abandoned move took effect after all: the alias is at its target, and it was abandoned not long ago."""
+    """Whether an abandoned move took effect after all: the alias is at the move's target, and the move was abandoned not long ago."""
     move = draft.status.abandoned
     ends = (draft.status.promoted, draft.holder)
     return (
@@ -125,7 +126,7 @@ def begin(
         draft.requeue_after(0)
         return Stop
     draft.remember(move=before)
-    # NB: the source alias is compared again just before the write; only moves of reason Promoted have one.
+    # NB: the source alias is compared again just before the write; only moves of reason Promoted have a source alias.
     source = draft.spec.source.alias if reason == "Promoted" else None
     tags = {} if reason == "Repaired" else {**draft.spec.tags, **_version_tags(draft, before)}
     announce(draft, _describe_move(draft, to))

@@ -103,7 +103,7 @@ def _passed_before(draft: Draft, gates: str) -> Move | None:
 
 
 def _still_passes(draft: Draft, version: str) -> bool:
-    """Whether the version passes the gates without a comparison; its tags may have changed since it was promoted."""
+    """Whether the version passes all gates but comparisons; its tags may have changed since it was promoted."""
     candidate = draft.observed.versions.get(version)
     gates = [gate for gate in draft.spec.gates if not gate.comparison]
     return candidate is not None and all(item.verdict == "Passed" for item in judge(gates, candidate, None))

@@ -39,7 +39,7 @@ def serve(draft: Draft) -> None:
 def hold(draft: Draft) -> None:
     """While the alias is being moved or has drifted, take no further step, but roll back a failed rollout.
 
-    NB: this may take long: the registry may reject the move, or the drift may wait for a decision.
+    NB: a move or drift may last long: the registry may reject the move, or the drift may wait for a decision.
     """
     spec = draft.serving
     endpoint = endpoints.record_endpoint(draft, spec) if spec else None

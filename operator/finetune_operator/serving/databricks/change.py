@@ -59,7 +59,7 @@ def request_change(workspace: WorkspaceClient, spec: Serving, action: EndpointAc
             raise ExternalError(Problem(ConditionReason.ENDPOINT_BUSY, busy)) from None
 
 
-# NB: for some changes in progress, Databricks answers not 409 but a bad request; only its text distinguishes it from a mistake.
+# NB: for some changes in progress, Databricks answers not 409 but 400, as for a mistake: only the text of the answer differs.
 _UPDATE_IN_PROGRESS = re.compile(
     r"(being|currently) updat|(update|change|deployment)( is)?( already)? in progress", re.IGNORECASE
 )
@@ -100,7 +100,7 @@ def _stop_logging(workspace: WorkspaceClient, name: str) -> None:
     gateway = workspace.serving_endpoints.get(name).ai_gateway
     table = gateway.inference_table_config if gateway else None
     if table is not None:
-        # NB: Databricks rejects a request to stop logging that has another catalog, schema or prefix.
+        # NB: a request to stop logging must repeat catalog, schema and prefix, or Databricks rejects it.
         _put_table(workspace, name, dataclasses.replace(table, enabled=False))
 
 

@@ -106,7 +106,7 @@ def _parse_served_versions(
 
 
 def _matches_options(config: api.EndpointCoreConfigOutput | None, options: DatabricksServing) -> bool:
-    """Whether every field that Databricks reports about the served versions is as in the spec. It may omit fields."""
+    """Whether every field that Databricks reports about the served versions is as in the spec. Databricks may omit fields."""
     throughput = options.provisioned_throughput
     for entity in (config.served_entities if config else None) or []:
         item = ServedVersion(entity.entity_name or "", entity.entity_version or "")
@@ -120,7 +120,7 @@ def _matches_options(config: api.EndpointCoreConfigOutput | None, options: Datab
     return True
 
 
-# Fields that are left out of a request when the spec does not set them.
+# Fields that a request omits if the spec does not set them: then the endpoint must not have them either.
 _OPTIONAL_FIELDS = {
     "environment_vars",
     "workload_size",
