@@ -46,8 +46,8 @@ class ResumeFrom(ApiModel):
     name: ObjectName | None = None
     """Name of the FineTuneJob."""
     uri: Uri | None = None
-    """A folder in an object store, or an absolute path on a volume that all pods share. It is the folder of a job's
-    checkpoints, for the newest complete one, or one checkpoint, such as status.checkpoint.uri of a job."""
+    """A folder in an object store, or an absolute path on a volume that all pods share. Either the folder of
+    a job's checkpoints, of which the newest complete one is used, or one checkpoint, such as status.checkpoint.uri of a job."""
 
 
 class Checkpoint(ApiModel):

@@ -321,8 +321,8 @@ def _fetch_from_hub(name: str, revision: str | None, cache: Cache | None, *, wit
         ) from error
     except HFValidationError as error:
         raise RecipeRefusedError(
-            f"model.base {name} is not a Hub id: set model.base to a Hub id (org/name), an absolute path, or an address with s3://, gs://, "
-            "abfss:// or models:/",
+            f"model.base {name} is not a Hub id: write a Hub id (org/name), an absolute path, or an address with s3://, gs://, abfss:// or "
+            "models:/",
             reason=_NOT_FOUND,
         ) from error
     except RevisionNotFoundError as error:

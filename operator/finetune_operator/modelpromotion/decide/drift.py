@@ -41,7 +41,8 @@ def _replaces_lost_version(draft: Draft) -> bool:
     """Whether, after the promoted version was deleted, the alias was set to a version that had it before."""
     history = draft.status.history
     past_versions = {move.to_version for move in history if move.reason != "Overtaken"}
-    # If another client gave the alias to a version, no move records that; only the move away from the version names it.
+    # A version that had the alias before the promotion began to watch it is named only by the move away from it. Rollbacks and repairs do
+    # not count here, since they may start from drift. An overtaken move may never have been made.
     past_versions |= {
         move.from_version for move in history if move.reason in ("Promoted", "Reverted", "Adopted")
     }
@@ -81,12 +82,14 @@ def _report_without_target(draft: Draft, what: str) -> Outcome:
 
 def _warn(draft: Draft) -> Outcome:
     reason, what = _describe_drift(draft)
-    back = "remove it" if draft.status.promoted is None else "move it back"
-    version = draft.holder or draft.status.promoted
-    message = (
-        f"{what}: {back}, or set spec.rollbackTo to {{type: Version, version: {version}}} to keep the alias there, or set spec.onDrift to "
-        "Repair or Adopt"
+    alias, promoted, holder = draft.spec.alias, draft.status.promoted, draft.holder
+    back = f"remove alias {alias}" if promoted is None else f"set alias {alias} to version {promoted}"
+    keep = (
+        f", set spec.rollbackTo to {{type: Version, version: {holder}}} to keep the alias there"
+        if holder
+        else ""
     )
+    message = f"{what}: {back}{keep}, or set spec.onDrift to Repair or Adopt"
     draft.set(ConditionType.DRIFTED, True, reason, message)
     draft.stop(reason, message)
     return Stop
@@ -133,12 +136,14 @@ def _adopt(draft: Draft) -> Outcome:
 
 
 def _repair(draft: Draft, what: str) -> Outcome:
-    draft.set(ConditionType.DRIFTED, True, _describe_drift(draft)[0], f"{what}: the operator moves it back")
+    draft.set(
+        ConditionType.DRIFTED, True, _describe_drift(draft)[0], f"{what}: the operator moves the alias back"
+    )
     return begin(
         draft,
         draft.status.promoted,
         "Repaired",
-        f"{what}: the operator moved it back",
+        f"{what}: the operator moved the alias back",
         by=promotion_actor(draft),
     )
 

@@ -67,7 +67,12 @@ def _report_hold(draft: Draft) -> None:
         stays = f"{step}, and stays there" if step else f"endpoint {endpoints.name_of(draft)} stays as it is"
         where = f"at version {promoted}" if promoted else "removed"
         reason = ConditionReason.ALIAS_MOVED if holder else ConditionReason.ALIAS_REMOVED
-        draft.set(ConditionType.SERVED, None, reason, f"{stays} until {alias} is {where}")
+        draft.set(
+            ConditionType.SERVED,
+            None,
+            reason,
+            f"{stays} until alias {alias} is {where}, or the drift is accepted",
+        )
     elif step:
         message = f"{step}; the next step waits while alias {alias} is moved"
         draft.set(ConditionType.SERVED, False, ConditionReason.CANARY, message)

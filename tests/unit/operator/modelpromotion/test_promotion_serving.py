@@ -292,7 +292,8 @@ async def test_a_canary_is_judged_while_the_alias_is_elsewhere(state: Workspace)
     assert simulation.now == ("Blocked", {"staging": 2, "champion": 3}, {"2": 10, "1": 90})
     assert simulation.says("Served") == (
         "AliasMoved",
-        "version 2 gets 10% of the traffic, step 1 of 2, and stays there until champion is at version 2",
+        "version 2 gets 10% of the traffic, step 1 of 2, and stays there until alias champion is at version 2, or the "
+        "drift is accepted",
     )
     state.add_version(MODEL, 2, {"error_rate": 0.2})
     await simulation.later(1)
@@ -310,11 +311,17 @@ async def test_a_canary_is_judged_while_the_alias_is_elsewhere(state: Workspace)
 HANDS: dict[str, tuple[int | None, tuple[str, str]]] = {
     "moved": (
         3,
-        ("AliasMoved", "endpoint support stays as it is until champion is at version 1"),
+        (
+            "AliasMoved",
+            "endpoint support stays as it is until alias champion is at version 1, or the drift is accepted",
+        ),
     ),
     "removed": (
         None,
-        ("AliasRemoved", "endpoint support stays as it is until champion is at version 1"),
+        (
+            "AliasRemoved",
+            "endpoint support stays as it is until alias champion is at version 1, or the drift is accepted",
+        ),
     ),
 }
 

@@ -319,7 +319,7 @@ MISSING = [
     (
         "a/b/c",
         (
-            "model.base a/b/c is not a Hub id: set model.base to a Hub id (org/name), an absolute path, or an address "
+            "model.base a/b/c is not a Hub id: write a Hub id (org/name), an absolute path, or an address "
             "with s3://, gs://, abfss:// or models:/"
         ),
     ),

@@ -46,8 +46,8 @@ class Claim:
     The manifest in the folder names the generation that claimed it last. A lower attempt never takes the folder from a higher
     one. Of two generations of one attempt, as when Kueue admits a Job again, the later claim counts.
 
-    NB: no store that fsspec supports replaces a file on condition of its content, so `confirm` writes the manifest and reads it back. Two
-    races remain, and both are harmless:
+    NB: fsspec's interface cannot replace a file on the condition that it is unchanged, so `confirm` writes the manifest and reads it
+    back. Two races remain, and both are harmless:
     - A lower attempt may overwrite the manifest, if it read the manifest before a higher attempt wrote it. The next
       `confirm` of the higher attempt writes the manifest again.
     - A generation may lose the folder right after `confirm`. What it then publishes is a complete checkpoint of the same run,
@@ -98,9 +98,9 @@ class Claim:
         """Raise SupersededError if the holder is a newer generation than this one."""
         if holder is None or holder.token == self.token:
             return
-        # If this generation has not claimed the folder yet, its claim will be the later one.
-        is_later_claim = holder.attempt == self.attempt and self._has_claimed
-        if holder.attempt > self.attempt or is_later_claim:
+        # Of one attempt, the holder is newer only if it claimed the folder after this generation did.
+        has_claimed_later = holder.attempt == self.attempt and self._has_claimed
+        if holder.attempt > self.attempt or has_claimed_later:
             raise SupersededError(
                 f"newer pods of the job, of attempt {holder.attempt}, claimed the checkpoint folder {self._folder} at {holder.claimed}: these "
                 f"pods, of attempt {self.attempt}, publish nothing more and end"

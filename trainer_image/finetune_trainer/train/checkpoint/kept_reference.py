@@ -51,7 +51,7 @@ class KeptReference:
         self._confirm = confirm
 
     def load(self, examples: Examples) -> Split | None:
-        """Return the split with its reference; None unless the values of all examples of the sequences are stored."""
+        """Return the split with its stored reference; None if the value of any example that this run uses is missing."""
         split = examples.split
         read = self._world.agree(lambda: self._read(examples) if self._world.leads else None)
         reference = self._world.broadcast(read)
