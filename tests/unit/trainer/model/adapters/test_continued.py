@@ -126,7 +126,7 @@ REFUSED: dict[str, tuple[str, Json, str]] = {
     ),
     "a rank that is too high": (
         "LoRA", {"r": 2000, "lora_alpha": 16},
-        "has a value that method.lora.rank does not accept, Input should be less than or equal to 1024: set model.adapter Merge",
+        "has a value that method.lora.rank does not accept (Input should be less than or equal to 1024): set model.adapter Merge",
     ),
 }  # fmt: skip
 
