@@ -56,7 +56,9 @@ def chart_template(resource: Resource) -> str:
 
     The template is empty if another release installed the CRD: Helm would refuse to install it twice.
     """
-    body = crd(resource, annotations={"argocd.argoproj.io/sync-wave": "-2", DIGEST: digest(resource)})
+    body = crd(
+        resource, metadata_annotations={"argocd.argoproj.io/sync-wave": "-2", DIGEST: digest(resource)}
+    )
     text = _yaml(body)
     # NB: Helm would parse double braces in a description as a template.
     text = text.replace("{{", "{{ `{{` }}")

@@ -204,13 +204,13 @@ def _list_descriptions(schema: Schema, parent: str = "") -> Iterator[tuple[str, 
 def crd(
     resource: type[FineTuneJob | ModelPromotion],
     *,
-    annotations: dict[str, str] | None = None,
+    metadata_annotations: dict[str, str] | None = None,
     documented: bool = False,
 ) -> Schema:
     """Return the CustomResourceDefinition of a resource.
 
     Args:
-        annotations: annotations of the definition.
+        metadata_annotations: annotations of the definition.
         documented: whether the definition is for the documentation. It then has no fields of an earlier version, every
             description in the status, and all required fields in `required`.
     """
@@ -233,7 +233,7 @@ def crd(
         "kind": "CustomResourceDefinition",
         "metadata": {
             "name": f"{resource.PLURAL}.{GROUP}",
-            **({"annotations": annotations} if annotations else {}),
+            **({"annotations": metadata_annotations} if metadata_annotations else {}),
         },
         "spec": {
             "group": GROUP,

@@ -12,7 +12,7 @@ import json
 import logging
 import re
 from base64 import b64encode
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -233,6 +233,25 @@ class Client:
             f"proxy intercepts requests ({why})"
         )
         return ExternalError(Problem(ConditionReason.MLFLOW_ERROR, message))
+
+
+def read_pages(ask: Callable[..., Json], plural: str, *, max_pages: int, **query: Any) -> Iterator[Json]:
+    """The objects that a search finds, page by page. Read them in `Client.parsing_answer`.
+
+    NB: a user may name the server, which could answer with pages without end.
+
+    Args:
+        ask: sends the query, and returns one page.
+        plural: the field of a page with the objects.
+        max_pages: the number of pages after which the search ends.
+    """
+    token = ""
+    for _ in range(max_pages):
+        page = ask(**query, **({"page_token": token} if token else {}))
+        yield from page.get(plural) or []
+        token = str(page.get("next_page_token") or "")
+        if not token:
+            return
 
 
 def _parse(body: bytes) -> Json | None:

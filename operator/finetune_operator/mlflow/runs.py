@@ -6,13 +6,21 @@ import re
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 from finetune_crds import contract
 from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason
 from finetune_operator.errors import ExternalError, Problem
-from finetune_operator.mlflow.client import ANONYMOUS, EXISTS, MISSING, Client, Credentials, RefusedError
+from finetune_operator.mlflow.client import (
+    ANONYMOUS,
+    EXISTS,
+    MISSING,
+    Client,
+    Credentials,
+    RefusedError,
+    read_pages,
+)
 from finetune_operator.mlflow.model import Run
 
 _USER = "finetune-operator"
@@ -22,6 +30,8 @@ _EXPERIMENTS_PER_PAGE = 1000
 _EXPERIMENTS_PER_SEARCH = 200
 # NB: the client refuses an answer of more than 4 MiB, and a run may have 0.5 MiB.
 _RUNS_PER_PAGE = 5
+_MAX_EXPERIMENT_PAGES = 100
+_MAX_RUN_PAGES = 2000
 
 
 @dataclass(frozen=True)
@@ -96,21 +106,29 @@ class Server:
             ExternalError: the server cannot be reached, or refuses.
         """
         client = self._client
-        experiments = [
-            _experiment_id(client, item)
-            for item in _read_pages(client, "experiments", max_results=_EXPERIMENTS_PER_PAGE)
-        ]
         open_runs: list[Run] = []
-        for start in range(0, len(experiments), _EXPERIMENTS_PER_SEARCH):
-            answers = _read_pages(
-                client,
-                "runs",
-                experiment_ids=experiments[start : start + _EXPERIMENTS_PER_SEARCH],
-                filter=f"attributes.status = 'RUNNING' and tags.`{tag}` LIKE '%'",
-                max_results=_RUNS_PER_PAGE,
-            )
-            with client.parsing_answer():
-                open_runs += [_parse_run(item) for item in answers]
+        with client.parsing_answer():
+            experiments = [
+                str(item["experiment_id"])
+                for item in read_pages(
+                    partial(client.post, "experiments/search"),
+                    "experiments",
+                    max_pages=_MAX_EXPERIMENT_PAGES,
+                    max_results=_EXPERIMENTS_PER_PAGE,
+                )
+            ]
+            for start in range(0, len(experiments), _EXPERIMENTS_PER_SEARCH):
+                open_runs += map(
+                    _parse_run,
+                    read_pages(
+                        partial(client.post, "runs/search"),
+                        "runs",
+                        max_pages=_MAX_RUN_PAGES,
+                        experiment_ids=experiments[start : start + _EXPERIMENTS_PER_SEARCH],
+                        filter=f"attributes.status = 'RUNNING' and tags.`{tag}` LIKE '%'",
+                        max_results=_RUNS_PER_PAGE,
+                    ),
+                )
         return open_runs
 
     def log_metrics(self, run_id: str, metrics: Mapping[str, float], step: int) -> None:
@@ -144,20 +162,6 @@ def get_run(client: Client, run_id: str) -> Run | None:
         raise
     with client.parsing_answer():
         return _parse_run(answer["run"])
-
-
-def _read_pages(client: Client, plural: str, **query: Any) -> list[Json]:
-    """All experiments or runs that a search finds and that are not deleted."""
-    objects: list[Json] = []
-    token: str | None = None
-    while True:
-        page_query = query if token is None else {**query, "page_token": token}
-        answer = client.post(f"{plural}/search", **page_query)
-        with client.parsing_answer():
-            objects += [dict(item) for item in answer.get(plural) or []]
-            token = answer.get("next_page_token") or None
-        if token is None:
-            return objects
 
 
 def to_mapping(entries: Iterable[Json]) -> dict[str, str]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Self
 
 from finetune_crds.base import Json
-from finetune_operator.mlflow.client import ANONYMOUS, MISSING, Client, Credentials, RefusedError
+from finetune_operator.mlflow.client import ANONYMOUS, MISSING, Client, Credentials, RefusedError, read_pages
 from finetune_operator.mlflow.model import Run
 from finetune_operator.mlflow.runs import Server, get_run, to_mapping
 from finetune_operator.registry.base import (
@@ -93,7 +93,12 @@ class MlflowRegistry:
             # NB: a model's name may contain quotes, which the filter's grammar cannot express.
             versions = [
                 item
-                for item in _list_versions(client, f"run_id = '{run_id}'")
+                for item in read_pages(
+                    partial(client.get, "model-versions/search"),
+                    "model_versions",
+                    max_pages=_MAX_PAGES,
+                    filter=f"run_id = '{run_id}'",
+                )
                 if item.get("name") == name and _is_ready(item)
             ]
             if not versions:
@@ -126,21 +131,6 @@ class MlflowRegistry:
 
     def _get_run(self, run_id: str) -> Run | None:
         return get_run(Client(self.tracking_uri, self.credentials), run_id)
-
-
-def _list_versions(client: Client, filter_: str) -> Iterator[Json]:
-    """The versions that a filter selects.
-
-    NB: a user may name the server, which could answer with pages without end.
-    """
-    token = ""
-    for _ in range(_MAX_PAGES):
-        more = {"page_token": token} if token else {}
-        page = client.get("model-versions/search", filter=filter_, **more)
-        yield from page.get("model_versions") or []
-        token = str(page.get("next_page_token") or "")
-        if not token:
-            return
 
 
 def _call_or_none(call: Callable[[], Json]) -> Json | None:

@@ -131,14 +131,14 @@ def after_deletion(draft: Draft, number: int, state: Absent) -> None:
 
     Somebody deleted it; or the operator did, after a node was lost, and could not write the status.
     """
-    abandoned_names = [job["metadata"]["name"] for job in state.children.abandoned_jobs]
     job_name = names.train_name(draft.ftj.name, number)
-    if job_name in abandoned_names:
-        job = state.children.abandoned_jobs[abandoned_names.index(job_name)]
-        loss = pod_state.find_loss(pods_of_job(draft.observed.pods, job), draft.now, attempt=number)
-        if loss:
-            _restart_elsewhere(draft, number, loss, seconds=backoff.run_seconds(job, draft.now))
-            return
+    abandoned_jobs = state.children.abandoned_jobs
+    job = next((job for job in abandoned_jobs if job["metadata"]["name"] == job_name), None)
+    pods = pods_of_job(draft.observed.pods, job) if job else []
+    loss = pod_state.find_loss(pods, draft.now, attempt=number)
+    if job and loss:
+        _restart_elsewhere(draft, number, loss, seconds=backoff.run_seconds(job, draft.now))
+        return
     deletion = f"Job {job_name} was deleted before its end was recorded"
     failure = LastFailure(reason=_JOB_DELETED, message=deletion, attempt=number)
     backoff.record_delay(draft, _record_failure(draft, failure, seconds=0.0))

@@ -106,11 +106,12 @@ def _start(draft: Draft, number: int, state: step_state.Absent) -> None:
         return
     _delete_old_jobs(draft, number, state.children.ended_jobs)
     health.forget_refusal(draft)
-    draft.apply += [*gang.build_companions(draft), gang.build_job(draft, number)]
+    job = gang.build_job(draft, number)
+    draft.apply += [*gang.build_companions(draft), job]
     nodes = draft.spec.distributed.nodes
     draft.update(nodes=placement.summarize_nodes([], desired=nodes))
     starting = "1 pod is starting" if nodes == 1 else f"{nodes} pods are starting"
-    if probing.begins_with_one_pod(draft, number):
+    if probing.is_probing(job):
         starting = _describe_probe(nodes)
     message = f"attempt {number}: {starting}{attempts.cause_of(draft, number - 1)}"
     draft.set(ConditionType.TRAINED, False, ConditionReason.STARTING, message)

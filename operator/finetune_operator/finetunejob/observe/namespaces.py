@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
 
 from finetune_crds import contract
+from finetune_operator.finetunejob.observe.shared_answers import SharedAnswers
 from finetune_operator.kube import Kube, KubeError
 
 log = logging.getLogger(__name__)
 
 # NB: a namespace that is deleted and created again has another uid.
 _CACHE_SECONDS = 300.0
-_MAX_CACHED = 4096
 
 
 @dataclass
@@ -27,8 +28,9 @@ class NamespaceReader:
 
     kube: Kube
     clock: Callable[[], float]
-    _cached: dict[str, tuple[float, str | None]] = field(default_factory=dict)
-    """By namespace: when it was read, and its uid."""
+
+    def __post_init__(self) -> None:
+        self._uids = SharedAnswers[str | None](self.clock, _CACHE_SECONDS)
 
     async def build_tags(self, namespace: str) -> dict[str, str]:
         """The tag of a run with the uid of its job's namespace; empty if the uid is unknown."""
@@ -37,19 +39,11 @@ class NamespaceReader:
 
     async def read_uid(self, namespace: str) -> str | None:
         """The uid of a namespace; None if it does not exist or cannot be read."""
-        now = self.clock()
-        cached = self._cached.get(namespace)
-        if cached is None or now - cached[0] >= _CACHE_SECONDS:
-            if len(self._cached) >= _MAX_CACHED:
-                self._cached.clear()
-            try:
-                cached = (now, await self._read(namespace))
-            except KubeError as error:
-                # The API server may respond next time.
-                log.info("namespace %s cannot be read: %s", namespace, error)
-                return None
-            self._cached[namespace] = cached
-        return cached[1]
+        try:
+            return await self._uids.answer(namespace, partial(self._read, namespace))
+        except KubeError as error:
+            log.info("namespace %s cannot be read: %s", namespace, error)
+            return None
 
     async def _read(self, namespace: str) -> str | None:
         try:

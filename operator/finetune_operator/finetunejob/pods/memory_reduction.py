@@ -7,6 +7,7 @@ asynchronous checkpoint needs a copy in host memory.
 
 from __future__ import annotations
 
+from finetune_crds.base import join_names
 from finetune_crds.checkpoint import Checkpoint
 from finetune_crds.finetunejob import FineTuneJobSpec
 from finetune_crds.recipe import JobRecipe
@@ -85,4 +86,4 @@ def describe(reduced: ReducedMemory) -> str:
     settings = [
         f"{name} {value}" for name, value in reduced.model_dump(by_alias=True, exclude_none=True).items()
     ]
-    return " and ".join([", ".join(settings[:-1]), settings[-1]] if settings[1:] else settings)
+    return join_names(settings)

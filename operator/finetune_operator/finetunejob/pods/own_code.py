@@ -81,6 +81,13 @@ def describe_step(alive: Sequence[Json]) -> str:
     return ""
 
 
+def list_steps(trainer: Trainer) -> list[str]:
+    """The names of the init containers of a training pod that need a server of code or packages."""
+    has_code = trainer.code is not None and trainer.code.git is not None
+    steps = {names.CHECKOUT_CONTAINER: has_code, names.DEPENDENCIES_CONTAINER: bool(trainer.dependencies)}
+    return [name for name, is_needed in steps.items() if is_needed]
+
+
 def find_failed_step(
     failure: LastFailure, ends: Sequence[pod_state.Exit], trainer: Trainer
 ) -> ConditionReason | None:
@@ -94,9 +101,7 @@ def find_failed_step(
     # NB: the name of the container decides, not the reason in its message: a killed container leaves no message, and a command, or
     # an init container of the pod template, may report the same reason.
     container = next((item.container for item in ends if item.pod == failure.pod), None)
-    has_code = trainer.code is not None and trainer.code.git is not None
-    steps = {names.CHECKOUT_CONTAINER: has_code, names.DEPENDENCIES_CONTAINER: bool(trainer.dependencies)}
-    return _REASONS[container] if container and steps.get(container) else None
+    return _REASONS[container] if container in list_steps(trainer) else None
 
 
 def _add_init_container(pod: Json, container: Json) -> Json:

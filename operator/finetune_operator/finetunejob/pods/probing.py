@@ -11,7 +11,7 @@ from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason
 from finetune_operator import names
 from finetune_operator.finetunejob.draft.draft import Draft
-from finetune_operator.finetunejob.pods import health
+from finetune_operator.finetunejob.pods import health, own_code
 from finetune_operator.template_merge import merge
 
 
@@ -21,11 +21,10 @@ def begins_with_one_pod(draft: Draft, attempt: int) -> bool:
     NB: never in a queue, since Kueue would admit the Job a second time when its parallelism changes; and never with another scheduler,
     which may place all pods of a gang or none.
     """
-    failure, trainer = draft.status.last_failure, draft.spec.trainer
+    failure = draft.status.last_failure
     pod_spec = (draft.spec.pods.train.template or {}).get("spec") or {}
-    needs_servers = bool(trainer.dependencies) or (trainer.code is not None and trainer.code.git is not None)
     return (
-        needs_servers
+        bool(own_code.list_steps(draft.spec.trainer))
         and draft.spec.distributed.nodes > 1
         and not draft.spec.run_policy.queue_name
         and "schedulerName" not in pod_spec

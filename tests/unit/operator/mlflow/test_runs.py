@@ -533,3 +533,13 @@ def test_pages_of_versions_are_read_to_the_end_and_not_without_end(mlflow: Answe
     newest = MlflowRegistry(mlflow.uri, mlflow.uri).find_version("m", "r1", [])
     assert newest == RegisteredVersion("m", "1")
     assert mlflow.asked.count(("GET", "model-versions/search")) == 10
+
+
+def test_open_runs_are_read_to_the_end_and_not_without_end(mlflow: Answers) -> None:
+    mlflow.by_path["experiments/search"] = (
+        200,
+        {"experiments": [{"experiment_id": "1"}], "next_page_token": "t"},
+    )
+    mlflow.by_path["runs/search"] = (200, {"runs": []})
+    assert Server(mlflow.uri, mlflow.uri).find_open_runs("tag") == []
+    assert mlflow.asked.count(("POST", "experiments/search")) == 100
