@@ -210,6 +210,16 @@ TOLD_BY_EVENTS: dict[str, tuple[list[Json], Events, float, tuple[str, str]]] = {
             "addresses available: check the network plugin and the container runtime of the node",
         ),
     ),
+    "a network that cannot be set up, behind a pod for which a node is added": (
+        [unschedulable(0), pod(JOB, 1, "Pending", ready=False, node="node-1")],
+        {FIRST: (SCALES,), "tune-train-1-1-abcde": (NO_SANDBOX,)},
+        60,
+        (
+            ConditionReason.SANDBOX_FAILED,
+            "pod tune-train-1-1-abcde on node node-1 cannot start: Failed to create pod sandbox: failed to setup network for sandbox: no "
+            "IP addresses available: check the network plugin and the container runtime of the node (2 of 2 pods wait)",
+        ),
+    ),
     "a network that was set up in the end": (
         [STARTING],
         {FIRST: (NO_SANDBOX, event("Pulling", "Pulling image", at=9))},
