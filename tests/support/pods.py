@@ -245,6 +245,8 @@ class Pod:
 
     def run_here(self, capsys: pytest.CaptureFixture[str]) -> Outcome:
         """Run the pod's only rank in this process: the launcher left out, nothing else."""
+        import torch.distributed
+
         from finetune_trainer.train import worker
 
         on_sigterm = signal.getsignal(signal.SIGTERM)
@@ -261,8 +263,13 @@ class Pod:
             }
             for name, value in environment.items():
                 patch.setenv(name, value)
+            # On GPUs a rank that has failed leaves its process like this, and its groups as they are.
+            patch.setattr(os, "_exit", sys.exit)
             try:
                 code = worker.main()
+            except SystemExit as exited:
+                code = int(exited.code or 0)
+                torch.distributed.destroy_process_group()
             finally:
                 signal.signal(signal.SIGTERM, on_sigterm)
             outcome = scratch.read_outcome(Path(folder), 0)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 _MARK = "BENCH_RUN"
 _SECONDS_TO_END = 10
-_LINES_TOLD = 15
+_LINES_SHOWN = 60
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def run(
         clearing.join()
     if late.is_set() or code:
         how = f"took longer than {seconds:.0f} s" if late.is_set() else f"ended with exit code {code}"
-        last = "\n".join(line.text for line in lines[-_LINES_TOLD:])
+        last = "\n".join(line.text for line in lines[-_LINES_SHOWN:])
         raise RunFailedError(f"{command[-1]} {how}:\n{last}")
     return lines
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from datasets import Dataset
 from peft import LoraConfig
-from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+from transformers import AttentionInterface, AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from transformers.utils.logging import disable_progress_bar
 from trl.trainer.sft_config import SFTConfig
 from trl.trainer.sft_trainer import SFTTrainer
@@ -26,6 +26,8 @@ from trl.trainer.sft_trainer import SFTTrainer
 from bench.trainer.meter import Meter
 from bench.trainer.work import LEARNING_RATE, LORA_ALPHA, LORA_RANK, SEED, Work
 from finetune_trainer.train.model.network.attention import register
+
+_IN_BF16 = "isolated_in_bf16"
 
 
 class Steps(TrainerCallback):
@@ -68,7 +70,7 @@ def main() -> None:
     work, isolated = Work.load(), sys.argv[1:] == ["isolated"]
     cuda = torch.cuda.is_available()
     flash = cuda and importlib.util.find_spec("flash_attn") is not None
-    attention = register(gpu=cuda) if isolated else "flash_attention_2" if flash else "sdpa"
+    attention = register_attention(cuda=cuda) if isolated else "flash_attention_2" if flash else "sdpa"
     frozen = work.method == "LoRA"
     compute = torch.bfloat16 if work.precision == "BF16" else torch.float32
     arguments = config(work, cuda=cuda, packs=work.sequences if flash or isolated else 1)
@@ -95,6 +97,23 @@ def main() -> None:
     trainer.training_step = steps.counting(trainer.training_step)
     trainer.train()
     meter.save(work.out, f"{sharding(work, cuda=cuda)}, {attention}, packed (bfd, padding-free)")
+
+
+def register_attention(*, cuda: bool) -> str:
+    """Register our attention, and return its name. On a GPU it gets its states in bf16: autocast leaves rotated queries and keys in fp32."""
+    name = register(gpu=cuda)
+    if not cuda:
+        return name
+    isolated_attention = AttentionInterface()[name]
+
+    def attend(module: Any, *states: Any, **options: Any) -> Any:
+        query, key, value, *others = states
+        return isolated_attention(
+            module, query.bfloat16(), key.bfloat16(), value.bfloat16(), *others, **options
+        )
+
+    AttentionInterface.register(_IN_BF16, attend)
+    return _IN_BF16
 
 
 def with_documents(compute_loss: Callable[..., Any]) -> Callable[..., Any]:

@@ -213,27 +213,23 @@ def test_a_packed_row_gives_what_its_documents_give_alone(
 
 
 @pytest.mark.parametrize(
-    ("kind", "cuda", "half", "soft_prompt", "varlen", "expected"),
+    ("kind", "cuda", "half", "soft_prompt", "expected"),
     [
-        ("llama", False, False, False, True, True),
-        ("llama", True, True, False, True, True),
-        ("llama", True, False, False, True, False),
-        ("llama", True, True, False, False, False),
-        ("llama", False, False, True, True, False),
-        ("gemma2", False, True, False, True, False),
+        ("llama", False, False, False, True),
+        ("llama", True, True, False, True),
+        ("llama", True, False, False, False),
+        ("llama", False, False, True, False),
+        ("gemma2", False, True, False, False),
     ],
 )
 def test_what_cannot_be_isolated_keeps_its_own_attention(
-    monkeypatch: pytest.MonkeyPatch,
     *,
     kind: str,
     cuda: bool,
     half: bool,
     soft_prompt: bool,
-    varlen: bool,
     expected: bool,
 ) -> None:
-    monkeypatch.setattr(attention, "find_varlen_attention", lambda: object() if varlen else None)
     card = Card("H100", 80 * 2**30, (9, 0)) if cuda else None
     model = load.build_empty_model(tiny(kind, HEAD_OF_8), torch.float32, trust=False)
     assert attention.isolate(model, card=card, half=half, soft_prompt=soft_prompt) == expected
@@ -252,7 +248,6 @@ def test_what_cannot_be_isolated_keeps_its_own_attention(
 )
 @pytest.mark.parametrize("objective", ["SFT", "DPO"])
 def test_the_kernel_of_gpus_is_for_models_that_train_without_dropout_of_attention(
-    monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     *,
     kind: str,
@@ -261,7 +256,6 @@ def test_the_kernel_of_gpus_is_for_models_that_train_without_dropout_of_attentio
     objective: str,
 ) -> None:
     """DPO takes the dropout out of the base."""
-    monkeypatch.setattr(attention, "find_varlen_attention", object)
     tiny(kind, changes).save_pretrained(tmp_path)
     recipe = networks.recipe(tmp_path, objective={"type": objective}, precision="BF16")
     with networks.alone() as world:
@@ -283,9 +277,8 @@ def test_the_kernel_of_gpus_is_for_models_that_train_without_dropout_of_attentio
     ],
 )
 def test_the_kernel_of_gpus_is_for_heads_that_it_takes(
-    monkeypatch: pytest.MonkeyPatch, kind: str, changes: dict[str, Any], *, expected: bool
+    kind: str, changes: dict[str, Any], *, expected: bool
 ) -> None:
-    monkeypatch.setattr(attention, "find_varlen_attention", object)
     model = load.build_empty_model(tiny(kind, changes), torch.bfloat16, trust=False)
     card = Card("H100", 80 * 2**30, (9, 0))
     assert attention.isolate(model, card=card, half=True, soft_prompt=False) == expected

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn import functional
+from torch.nn.attention.varlen import varlen_attn
 from torch.nn.modules.dropout import _DropoutNd
 
 if TYPE_CHECKING:
@@ -99,30 +99,10 @@ def _has_attention_alone(model: PreTrainedModel) -> bool:
     return bool(model._supports_attention_backend) and not is_recurrent  # noqa: SLF001
 
 
-@cache
-def find_varlen_attention() -> Any:
-    """Return torch's variable-length flash attention; None if it does not support a causal window."""
-    try:
-        from torch.nn.attention.varlen import varlen_attn
-    except ImportError:
-        return None
-    return varlen_attn if "window_size" in inspect.signature(varlen_attn).parameters else None
-
-
-@cache
-def _can_group_heads() -> bool:
-    """Whether the kernel supports grouped-query attention (torch 2.12 and later)."""
-    return "enable_gqa" in inspect.signature(find_varlen_attention()).parameters
-
-
 def _is_kernel_supported(card: Card, model: PreTrainedModel) -> bool:
     """Whether the kernel supports this GPU and the head sizes of the model: multiples of 8, at most 256 (flash-attention 2)."""
     is_recent = card.capability >= (8, 0)
-    return (
-        find_varlen_attention() is not None
-        and is_recent
-        and all(size <= 256 and size % 8 == 0 for size in _find_head_sizes(model))
-    )
+    return is_recent and all(size <= 256 and size % 8 == 0 for size in _find_head_sizes(model))
 
 
 def _find_head_sizes(model: PreTrainedModel) -> set[int]:
@@ -208,12 +188,9 @@ def _attend_on_gpu(
     window: int | None,
 ) -> torch.Tensor:
     query, key, value = states
-    options: dict[str, Any] = {"enable_gqa": True} if groups > 1 and _can_group_heads() else {}
-    if groups > 1 and not options:
-        key, value = (states.repeat_interleave(groups, dim=1) for states in (key, value))
     # Tokens before and after a token; -1: all.
     window_size = (-1 if window is None else window - 1, 0)
-    out: torch.Tensor = find_varlen_attention()(
+    out: torch.Tensor = varlen_attn(
         query,
         key,
         value,
@@ -223,7 +200,7 @@ def _attend_on_gpu(
         max_seqlen,
         scale=scaling,
         window_size=window_size,
-        **options,
+        enable_gqa=groups > 1,
     )
     return out
 
