@@ -62,6 +62,7 @@ def chart_template(resource: Resource) -> str:
     text = _yaml(body)
     # NB: Helm would parse double braces in a description as a template.
     text = text.replace("{{", "{{ `{{` }}")
+    # The labels go before `annotations`, and the annotation that keeps the CRD becomes its first entry.
     anchor = "  annotations:\n"
     text = text.replace(anchor, _LABELS + anchor + _KEEP, 1)
     template_arguments = f'(dict "root" . "name" "{_crd_name(resource)}")'
@@ -83,7 +84,7 @@ def _crd_name(resource: Resource) -> str:
 
 
 def files(folder: Path) -> dict[Path, str]:
-    """Return the files of a folder and their texts, by path."""
+    """Return the texts of the files to generate into a folder, by path."""
     if folder.name == "reference":
         return {folder / name: text for name, text in reference.pages().items()}
     if folder.name == "templates":

@@ -14,10 +14,10 @@ API_VERSION = f"{GROUP}/{VERSION}"
 
 VALIDATIONS = "x-kubernetes-validations"
 REPLACED = "x-replaced-fields"
-"""Schema key of a model: the fields that an earlier version had. `structural` adds them as fields that the API server
+"""Schema key of a model: the fields that an earlier version had. `schema.structural` adds them as fields that the API server
 refuses."""
 REQUIRED_BY_RULE = "x-required-by-rule"
-"""Schema key of a model: required fields that `structural` leaves out of `required`, because a CEL rule requires them."""
+"""Schema key of a model: required fields that `schema.structural` removes from `required`, because a CEL rule requires them."""
 OPERATOR_DEFAULT: dict[str, Any] = {"x-operator-default": True}
 """Schema of a field whose default is not in the CRD: the operator applies it, after the defaults of the chart. The
 description names the default."""
@@ -35,7 +35,7 @@ class Rule(NamedTuple):
         field: the path of the field to change, below the object with the rule, such as `.warmupSteps`; empty for the object
             itself.
         computed: a CEL expression that builds the error from values of the object; the documentation shows `message`. NB: the
-            API server assumes that a number as text has any length, so a message with a number exceeds the cost limit.
+            API server assumes no maximum length for a number as text, so a message with a number exceeds the cost limit.
         at_creation: whether the rule is checked only when its object is set for the first time. Use it for a new rule on a
             field that cannot change: otherwise, an object that an earlier version accepted could not be updated at all.
     """
@@ -103,10 +103,10 @@ def replaced(**fields: ReplacedField) -> dict[str, Any]:
 
 
 def required_by_rule(*fields: str) -> dict[str, Any]:
-    """Return the ``json_schema_extra`` of a model with required fields that a CEL rule requires, and not `required` of the CRD.
+    """Return the ``json_schema_extra`` of a model with fields that a CEL rule requires, instead of `required` in the CRD.
 
-    If an object lacks a field of `required`, the API server evaluates none of the object's rules, so the error could not say that the
-    missing field replaces a field of an earlier version.
+    If an object lacks a field that the schema requires, the API server evaluates none of the object's rules. No rule could then
+    explain that the missing field replaces a field of an earlier version.
     """
     return {REQUIRED_BY_RULE: list(fields)}
 

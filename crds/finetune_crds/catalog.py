@@ -13,8 +13,8 @@ CatalogType = Literal["UnityCatalog", "Databricks", "Hive"]
 TOKEN_KEY = "UNITY_CATALOG_TOKEN"  # noqa: S105 - the key of a Secret, not its value
 """The key of the token in the Secret of a Unity Catalog server. The prep pod gets the token in a variable of the same name."""
 DATABRICKS_PREFIX = "FINETUNE_CATALOG_"
-"""Prefix of the prep pod's variables with the login of the catalog's workspace. The variables without the prefix can be the
-login of another workspace, for the MLflow run."""
+"""Prefix of the prep pod's variables with the login of the catalog's workspace. The same variables without the prefix can
+contain the login of another workspace, to which the pod reports the MLflow run."""
 
 HTTP_SERVER = "https?://[^/@ ]+(/[^@ ]*)?"
 METASTORES = "thrift://[^/@, ]+:[0-9]+(,thrift://[^/@, ]+:[0-9]+)*"
@@ -112,6 +112,7 @@ def _fits_levels(part: str) -> str:
     )
 
 
+# CEL: a rule that begins with this holds for data without a catalog or without a source.
 _NO_CATALOG_OR = "!has(self.prepare) || !has(self.prepare.catalog) || !has(self.source) || "
 DATA_RULES = (
     Rule(

@@ -24,6 +24,7 @@ Requirement = Annotated[
     Field(
         min_length=1,
         max_length=256,
+        # The last rule accepts what an earlier rule refuses, so that the user sees only one error.
         json_schema_extra=rules(
             (
                 "!self.startsWith('-')",
@@ -49,6 +50,7 @@ GitUrl = Annotated[
     Field(
         min_length=1,
         max_length=1024,
+        # As above, the last rule accepts what an earlier rule refuses.
         json_schema_extra=rules(
             (
                 "self.startsWith('https://')",

@@ -19,7 +19,7 @@ _IGNORED_FIELDS: dict[str, Any] = {
     **dict.fromkeys(
         ("kind", "job", "tracking", "register_", "evaluation", "parameters", "checkpoint", "output"), True
     ),
-    # The number of ranks and the strategy. The sequences of a step must be equal, see GLOBAL_BATCH.
+    # The number of ranks and the strategy. The number of sequences in a step must still be equal, see GLOBAL_BATCH.
     "distributed": True,
     "model": {"cache"},
     "method": {"export"},
@@ -71,7 +71,7 @@ def settings(recipe: JobRecipe) -> dict[str, Any]:
 
 
 def digest(recipe: JobRecipe) -> str:
-    """Return a short SHA-256 of the settings that must be equal, without the fields of the examples."""
+    """Return a short SHA-256 of the settings that must be equal, without `_EXAMPLE_FIELDS`."""
     run_settings = {
         path: value for path, value in settings(recipe).items() if not path.startswith(_EXAMPLE_FIELDS)
     }
@@ -128,7 +128,10 @@ def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 
 def _same(before: object, now: object) -> bool:
-    """Whether two values are equal. Earlier versions stored an alias unresolved: it equals every version of its model."""
+    """Whether two values are equal.
+
+    Earlier versions of the operator stored models:/name@alias unresolved: such a value equals every version of the model.
+    """
     if before == now:
         return True
     aliased = Aliased.parse(before) if isinstance(before, str) else None
@@ -141,7 +144,7 @@ def _describe_change(path: str, before: Mapping[str, Any], now: Mapping[str, Any
 
 
 def _suggest_batch(batch: int, recipe: JobRecipe) -> str:
-    """Return the batch settings that give a global batch on the ranks of a recipe."""
+    """Return the batch settings that give a global batch on the ranks of a recipe, with at most its perDeviceBatchSize."""
     ranks, size = recipe.distributed.ranks, recipe.training.per_device_batch_size
     share, remainder = divmod(batch, ranks)
     if remainder:

@@ -56,13 +56,13 @@ ENV_DRIVER_HOST = "FINETUNE_DRIVER_HOST"  # the driver's host name for the execu
 ENV_EXECUTOR_SELECTOR = "FINETUNE_EXECUTOR_SELECTOR"  # the labels of the executors
 # The executors' pod template as JSON. NB: it can contain secrets, so it is a variable and stays in the spec of the pod.
 ENV_EXECUTOR_TEMPLATE = "FINETUNE_EXECUTOR_TEMPLATE"
-# A preparation on Databricks: the wheel, the parameters of its run, and the files that the run writes to its folder.
+# A preparation on Databricks.
 PREP_WHEEL = "finetune-prep"
-PREP_WHEEL_ENTRY = "finetune-prep-databricks"
-PARAMETER_FOLDER = "--folder"
-PARAMETER_MLFLOW_RUN = "--mlflow-run"
-PROGRESS_FILE = "progress.txt"
-REPORT_FILE = "report.json"
+PREP_WHEEL_ENTRY = "finetune-prep-databricks"  # the entry point of the wheel
+PARAMETER_FOLDER = "--folder"  # the run's parameter with its folder in the volume
+PARAMETER_MLFLOW_RUN = "--mlflow-run"  # the run's parameter with the id of the MLflow run
+PROGRESS_FILE = "progress.txt"  # the run writes it to its folder
+REPORT_FILE = "report.json"  # a RunReport, which the run writes to its folder
 # The evaluation of a registered version.
 EVALUATE_COMMAND = "finetune-evaluate"
 EVALUATE_MODEL = "--model"  # the option with the address of the model
@@ -131,18 +131,19 @@ METRIC_REWARD_DESIRABLE = "reward_desirable"  # KTO: mean over the good answers
 METRIC_REWARD_UNDESIRABLE = "reward_undesirable"  # KTO: mean over the bad answers
 METRIC_KL = "kl"  # KTO: the estimate of the divergence from the reference
 
-# Tags of the MLflow run and of the registered version. A comment begins with the writer of the tag. The tags of versions have no
-# dot, hyphen or slash in their names: Unity Catalog does not allow . , - = / : in the key of a tag.
-TAG_JOB_UID = "finetune.dev/uid"  # operator, when it creates the run: the operator finds the run by this tag
-TAG_JOB = "finetune.dev/job"  # operator: namespace/name
-TAG_NAMESPACE_UID = "finetune.dev/namespace-uid"  # operator: uid of the namespace of the job
+# Tags of the MLflow run and of the registered version. A comment begins with the writer of the tag; if it names no place, the tag is
+# on both. The tags of versions have no dot, hyphen or slash in their names: Unity Catalog does not allow . , - = / : in the key of a
+# tag.
+TAG_JOB_UID = "finetune.dev/uid"  # operator, on the run: the operator finds the run by this tag
+TAG_JOB = "finetune.dev/job"  # operator, on the run: namespace/name
+TAG_NAMESPACE_UID = "finetune.dev/namespace-uid"  # operator, on the run: uid of the namespace of the job
 TAG_ATTEMPT = "finetune.dev/attempt"  # trainer, on the run: the newest attempt
 TAG_PREPARATION = (
     "finetune.dev/preparation"  # prep pod, on the run: the step and its percent, such as writing 40%
 )
 ARTIFACTS_EVALUATION = "evaluation"  # evaluation pod, on the run: folder of the table generations.json
 ARTIFACTS_PREPARATION = "preparation"  # prep pod, on the run: folder of the report, with report.html
-# operator, when it creates the run, for trainer.code.git: MLflow's own names
+# operator, on the run, if trainer.code.git is set: MLflow defines these names
 TAG_GIT_COMMIT = "mlflow.source.git.commit"
 TAG_GIT_BRANCH = "mlflow.source.git.branch"
 TAG_GIT_URL = "mlflow.source.git.repoURL"
@@ -238,7 +239,7 @@ class PrepResult(ApiModel):
     digest: Digest | None = None
     """Digest of the preparation's settings and of the sources that it read."""
     written_by: Name | None = None
-    """The other FineTuneJob that wrote the version; None if this job wrote it."""
+    """The other FineTuneJob that wrote this version of the table; None if this job wrote it."""
 
 
 _INFORMATIONAL_FIELDS = ("evaluation_sets", "sources", "redacted", "dropped", "warnings")

@@ -25,7 +25,7 @@ from finetune_crds.training import LOW_RANK_METHODS, NEW_TOKENS_MESSAGES, Method
 
 # Immutable fields: all except `suspend`, `runPolicy` and `pods`, which do not change what the job trains.
 _IMMUTABLE_OPTIONAL = ("model", "data", "checkpoint", "register", "output", "evaluation")
-# Immutable fields with a default. The API server fills in the default, so every job has these fields.
+# Immutable fields with a default. The API server fills in the default, so a rule need not check whether a job has them.
 _IMMUTABLE_WITH_DEFAULT = ("method", "objective", "training", "distributed", "trainer", "tracking")
 
 

@@ -26,6 +26,7 @@ def _int_or_string(pattern: str) -> dict[str, Any]:
 
 
 def _text(value: object) -> object:
+    """Return a number as text. Any other value is returned unchanged, for pydantic to check; so is a bool, which is an int."""
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 

@@ -29,7 +29,7 @@ class Output(ApiModel):
 
 
 def _with_slash(folder: str) -> str:
-    """Return the CEL expression of a folder with a slash at its end."""
+    """Return the CEL expression of a folder with a slash at its end: s3://b/model must not count as a parent of s3://b/model2."""
     return f"({folder}.endsWith('/') ? {folder} : {folder} + '/')"
 
 

@@ -39,7 +39,7 @@ _MOVED_FIELDS = {
 def build_moved_fields(
     *fields: str, prefix: str, settings: Role | Literal["all"], container: str = ""
 ) -> dict[str, ReplacedField]:
-    """Return fields of an earlier version that fields of `spec.pods` replaced, for `replaced`.
+    """Return, for `replaced`, the fields of an earlier version that moved to `spec.pods`.
 
     Args:
         fields: the names of the fields.
@@ -122,6 +122,7 @@ class Pods(ApiModel):
 
 
 def _code_env(field: str) -> Rule:
+    """Return the rule that the variables of a field of `spec.pods` do not include CODE_ENV if `trainer.code` is set."""
     return Rule(
         f"!has(self.trainer.code) || !has(self.pods) || !has(self.pods.{field}) || !has(self.pods.{field}.env) || "
         f"!self.pods.{field}.env.exists(item, item.name == '{CODE_ENV}')",

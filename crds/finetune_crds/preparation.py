@@ -13,15 +13,14 @@ from finetune_crds.spark import Spark
 from finetune_crds.training import Model
 
 _DIGEST_LENGTH = 12
-# For a preference objective, the first objective that requires the same columns, since only these matter to the detection of columns.
-# The other objectives are absent.
+# By preference objective: the first objective that requires the same columns. Columns are detected in the same way for objectives that
+# require the same columns, so these objectives must give the same digest. Other objectives are absent.
 _DETECTION_OBJECTIVES = {
     name: OBJECTIVES_OF_COLUMNS[columns][0] for name, columns in COLUMNS_OF_OBJECTIVE.items()
 }
 # Fields of Prepare that do not change the rows: the output, the compute, and the report. All other fields are in the digest.
 _FIELDS_WITHOUT_ROWS = {"output", "reuse", "report_samples", "spark"}
-# Fields that select the version of a source. The digest of the rows has the version that was read; this digest covers all
-# versions.
+# Fields that select the version of a source. They are not in this digest; `status.data.digest` covers the versions that were read.
 _VERSION_FIELDS = {"version", "version_time", "revision"}
 # The Secret with the token of a Unity Catalog server is not in the digest. The Secret of a workspace is: it selects the
 # workspace.
@@ -55,6 +54,7 @@ def settings_digest(data: Data, model: Model, objective: Objective) -> str:
             | {"decontaminate": {"sources": excluded_by_source}, "catalog": {"unity_catalog": _LOGIN_FIELDS}},
         },
     )
+    # All settings of the model that can change its tokenizer.
     tokenizer = model.model_dump(
         mode="json", by_alias=True, exclude_defaults=True, exclude={"cache", "adapter"}
     )

@@ -18,7 +18,7 @@ _UNITS = {
 
 
 def format_bytes(size: float) -> str:
-    """Format a number of bytes: in Gi with one decimal, or below 1Gi in Mi."""
+    """Format a number of bytes: in Gi with one decimal; if it is less than 1Gi, in Mi without decimals."""
     return f"{size / 2**30:.1f}Gi" if size >= 2**30 else f"{math.ceil(size / 2**20)}Mi"
 
 

@@ -38,8 +38,9 @@ def today() -> date:
 class JobReference(ApiModel):
     """The FineTuneJob that a recipe describes.
 
-    created: the day of its creation, in UTC. In all pods of the job, whenever they run, chat templates use this day as the
-    current date.
+    Attributes:
+        created: the day on which the job was created, in UTC. Chat templates use it as the current date in all pods of the job, on
+            whatever day the pods run.
     """
 
     name: str
@@ -73,7 +74,7 @@ class JobRecipe(ApiModel):
 
     @classmethod
     def of(cls, job: JobReference, spec: FineTuneJobSpec) -> Self:
-        """Return the recipe of a job, without `pods` and without the variables of its Databricks cluster.
+        """Return the recipe of a job, without `pods` and without the variables of a new Databricks cluster.
 
         NB: variables and templates can contain secrets, and a recipe is not only in pods: it is also in a ConfigMap, in the
         model card, and in the volume of a Databricks run.
@@ -85,7 +86,7 @@ class JobRecipe(ApiModel):
         return cls(job=job, parameters=spec.trainer.parameters, **shared)
 
     def on_day(self, day: date) -> Self:
-        """Return the recipe of a job that was created on another day."""
+        """Return the recipe with another day of creation."""
         return self.model_copy(update={"job": self.job.model_copy(update={"created": day})})
 
     @property
@@ -95,7 +96,9 @@ class JobRecipe(ApiModel):
         return training.per_device_batch_size * training.gradient_accumulation * self.distributed.ranks
 
     def digest(self) -> str:
-        """Return a short SHA-256 of the recipe. Two jobs with the same digest do the same. For checkpoints, see `continuation`.
+        """Return a short SHA-256 of the recipe. Jobs with the same digest train in the same way.
+
+        It does not decide whether a job can continue from a checkpoint: see `continuation`.
 
         The digest leaves out the job, its tracking, the model cache, the result of the preparation, and the evaluation.
 

@@ -66,6 +66,7 @@ def _sections(
     for path, schema in parts:
         key = _identity(schema)
         roots = [place.partition(".")[0] for place in places[key]]
+        # At most once in the spec, and at most once in the status.
         if len(set(roots)) == len(roots):
             single_sections.setdefault(key, (path, schema["description"], schema))
         else:
@@ -95,6 +96,7 @@ def _identity(schema: Schema) -> str:
 
 
 def _without(schema: Any, name: str) -> Any:
+    """Return a schema without the keys of this name, at every level."""
     if isinstance(schema, dict):
         return {key: _without(value, name) for key, value in schema.items() if key != name}
     return [_without(item, name) for item in schema] if isinstance(schema, list) else schema
@@ -130,6 +132,7 @@ def _type(field: Schema, targets: dict[str, str]) -> str:
 
 
 def _range(schema: Schema) -> str:
+    """Return the bounds of a number as text, to follow its type; empty without bounds."""
     low, high = (_number(schema[key]) if key in schema else "" for key in ("minimum", "maximum"))
     if low and high and not (schema.get("exclusiveMinimum") or schema.get("exclusiveMaximum")):
         return f"from {low} to {high}"
@@ -173,7 +176,8 @@ def _sentence(text: str) -> str:
 
 
 def _cell(text: str) -> str:
-    # NB: the site generator reads braces at the end of a cell as attributes of the cell.
+    # NB: the site generator reads braces at the end of a cell as attributes of the cell, so braces outside of code become code. After
+    # the split, the parts with odd numbers are code.
     parts = " ".join(text.split()).replace("|", r"\|").replace("<", "&lt;").split("`")
     return "`".join(
         part if number % 2 else _BRACES.sub(r"`\g<0>`", part) for number, part in enumerate(parts)

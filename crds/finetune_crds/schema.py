@@ -27,6 +27,7 @@ def _collapse_optional(schema: Schema) -> Schema:
 
 
 def _openapi_bounds(schema: Schema) -> Schema:
+    """Write an exclusive bound as in OpenAPI 3.0: as a bound, and a flag that it is exclusive."""
     for exclusive, bound in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
         if exclusive in schema:
             schema |= {bound: schema[exclusive], exclusive: True}
@@ -43,7 +44,8 @@ def _with_default(field: Schema, *, nested_model: bool) -> Schema:
 
     A nested model gets the defaults of its fields as its own default, so that the API server fills them in.
 
-    CEL rules can then read `self.training.packing` without a check that `training` is set. Empty lists and maps get no default.
+    CEL rules can then read `self.training.packing` without a check that `training` is set. Empty texts, lists and maps are no
+    defaults.
     """
     if field.get("default") in ([], {}, "", None):
         field.pop("default", None)
@@ -51,9 +53,11 @@ def _with_default(field: Schema, *, nested_model: bool) -> Schema:
         described_field = _describe_default(field)
         described_field.pop("default", None)
         return described_field
+    # A nested model with required fields cannot have a default.
     if not nested_model or field.get("required"):
         return _describe_default(field)
-    # NB: the API server checks this default against the rules before it fills in nested defaults, so this default contains them.
+    # NB: the API server checks this default against the rules before it fills in the defaults of nested fields, so this default must
+    # contain the nested defaults.
     inner = {name: value["default"] for name, value in field["properties"].items() if "default" in value}
     return field | {"default": inner}
 
@@ -110,7 +114,7 @@ def _with_replaced(schema: Schema) -> Schema:
 
 
 def _without_required_by_rule(schema: Schema) -> Schema:
-    """Return the schema without those fields in `required` that a CEL rule requires."""
+    """Remove from `required` the fields that a CEL rule requires instead."""
     remaining = {key: value for key, value in schema.items() if key != REQUIRED_BY_RULE}
     fields = schema.get(REQUIRED_BY_RULE, [])
     return remaining | (
@@ -140,11 +144,13 @@ _REFUSED_SCHEMAS: dict[str, Schema] = {
 def _build_refused_field(field: ReplacedField) -> Schema:
     """Return the schema of a field that the API server refuses.
 
-    NB: the rule is on the field itself. So an existing object that has the field can still be changed in other fields.
+    NB: the rule is on the field itself, since the API server does not check the rules of a field that an update leaves unchanged. So
+    an existing object that has the field can still be changed in other fields.
     """
     refusal: Schema = Rule("false", field.message).to_json()
     if field.kind == "object":
-        # NB: the API server does not compare unknown fields: without this rule, it considers the object changed in every update.
+        # NB: the API server does not compare the unknown fields of an object, and considers it changed in every update. So the rule
+        # itself accepts an unchanged object.
         refusal |= {"rule": "oldSelf.hasValue() && self == oldSelf.value()", "optionalOldSelf": True}
     return {**_REFUSED_SCHEMAS[field.kind], "description": field.description, VALIDATIONS: [refusal]}
 
@@ -211,8 +217,8 @@ def crd(
 
     Args:
         metadata_annotations: annotations of the definition.
-        documented: whether the definition is for the documentation. It then has no fields of an earlier version, every
-            description in the status, and all required fields in `required`.
+        documented: whether the definition is for the documentation. It then omits the fields of an earlier version, repeats
+            descriptions in the status, and lists all required fields in `required`.
     """
     generated = resource.model_json_schema(by_alias=True, mode="validation")
     if documented:

@@ -214,7 +214,7 @@ class LastFailure(ApiModel):
 
 
 MAX_ATTEMPTS = 10
-"""Attempts in the status."""
+"""Maximum number of attempts in the status."""
 
 
 class EndedAttempt(ApiModel):
