@@ -1,4 +1,4 @@
-"""Servers are read in the background: a pass gets the last answer, and waits only for a server that answers at once."""
+"""Servers are read in the background: a pass gets the last answer, and waits only briefly for a new answer."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ POLLED = MaxAge(fresh=4.0, usable=15.0)
 
 @dataclass
 class World:
-    """Reads of a server that answers when it is told to, and a clock that moves when told.
+    """The background reads of a server that answers when the test calls `answer`, and their clock.
 
     Attributes:
-        patience: of a pass, in seconds of the real clock.
-        questions: what the server was asked.
-        ended_questions: what it has answered.
+        patience: how long a pass waits for an answer, in seconds of the real clock.
+        questions: the questions that the server received.
+        ended_questions: the questions that the server answered.
     """
 
     patience: float = 60.0
@@ -60,7 +60,7 @@ class World:
         return await self.reads.read(job or ftj(), server, question, ask)
 
     async def answer(self) -> None:
-        """Have the server answer all that it was asked."""
+        """Let the server answer all questions that it received."""
         self.may_answer.set()
         for _ in range(5):
             await asyncio.sleep(0)
@@ -75,7 +75,7 @@ def another_job(number: int = 2, namespace: str = "team") -> FineTuneJob:
     return dataclasses.replace(ftj(), uid=f"u{number}", name=f"tune-{number}", namespace=namespace)
 
 
-async def test_a_server_that_answers_at_once_is_read_by_the_pass_that_asks() -> None:
+async def test_the_pass_that_asks_gets_the_answer_of_a_fast_server() -> None:
     world, answers = World(), []
     for world.clock, question in ((0.0, "run 1"), (3.9, "run 1"), (4.0, "run 1"), (4.1, "run 2")):
         answers.append(await world.read(question))
@@ -83,10 +83,10 @@ async def test_a_server_that_answers_at_once_is_read_by_the_pass_that_asks() -> 
     assert world.woken_jobs == []
 
 
-async def test_the_answer_of_a_slow_server_brings_the_next_pass() -> None:
+async def test_the_answer_of_a_slow_server_queues_another_pass() -> None:
     world = slow_world()
     assert (await world.read(), world.woken_jobs) == (None, [])
-    # Passes until then ask nothing more.
+    # Until the answer arrives, other passes send no request.
     assert await world.read() is None
     await world.answer()
     assert world.woken_jobs == ["team/tune"]
@@ -94,18 +94,18 @@ async def test_the_answer_of_a_slow_server_brings_the_next_pass() -> None:
     assert world.questions == ["run 1"]
 
 
-async def test_an_old_answer_counts_while_a_new_one_is_read_and_that_of_another_question_never() -> None:
+async def test_an_old_answer_to_the_same_question_is_used_while_a_new_one_is_read() -> None:
     world = World(patience=0.001)
     first = await world.read()
     world.clock, world.answers_at_once = 10.0, False
     assert await world.read() == first
     assert await world.read("run 2") is None
     await world.answer()
-    # The read of the first question was replaced by that of the second one.
+    # The read of the second question replaced the read of the first question.
     assert (await world.read("run 2"), world.questions) == ("run 2: answer 3", ["run 1", "run 1", "run 2"])
 
 
-async def test_what_was_written_meanwhile_is_read_again() -> None:
+async def test_a_read_that_began_before_a_write_is_repeated() -> None:
     world = slow_world()
     await world.read()
     world.reads.forget(ftj())
@@ -115,7 +115,7 @@ async def test_what_was_written_meanwhile_is_read_again() -> None:
     assert await world.read() == "run 1: answer 2"
 
 
-async def test_a_read_of_a_job_that_was_deleted_ends_where_it_can() -> None:
+async def test_the_read_of_a_deleted_job_can_be_canceled() -> None:
     world = slow_world()
     await world.read()
     world.reads.forget(ftj(), cancel=True)
@@ -133,13 +133,13 @@ async def test_one_pass_waits_for_a_slow_server_and_the_others_do_not() -> None:
     world.pace.patience_seconds = 60.0
     assert await world.read(job=another_job(3)) is None
     first.cancel()
-    # Another server is waited for.
+    # A pass still waits for another server.
     world.answers_at_once = True
     await world.answer()
     assert await world.read(job=another_job(4), server="another") == "run 1: answer 4"
 
 
-async def test_an_answer_that_is_too_old_counts_no_more() -> None:
+async def test_an_answer_that_is_too_old_is_not_used() -> None:
     world = World(patience=0.001)
     first = await world.read()
     world.answers_at_once, answers = False, []
@@ -148,24 +148,24 @@ async def test_an_answer_that_is_too_old_counts_no_more() -> None:
     assert answers == [first, None]
 
 
-async def test_a_server_slower_than_its_answers_count_has_no_job_reconciled_without_end() -> None:
+async def test_a_server_that_is_always_slow_causes_no_endless_passes() -> None:
     world = slow_world(max_age=MaxAge(fresh=0.0, usable=15.0))
     await world.read()
     world.clock = 10.0
     await world.answer()
-    # The pass that was woken gets the answer, and asks nothing.
+    # The queued pass gets the answer, and sends no request.
     assert (world.woken_jobs, await world.read(), world.questions) == (
         ["team/tune"],
         "run 1: answer 1",
         ["run 1"],
     )
-    # The next one, at the poll interval, asks.
+    # The next pass, at the poll interval, sends one.
     world.clock = 15.0
     await world.read()
     assert world.questions == ["run 1", "run 1"]
 
 
-async def test_a_job_is_woken_once_while_another_waits_for_the_same_server() -> None:
+async def test_a_job_is_queued_once_while_another_waits_for_the_same_server() -> None:
     world = slow_world(max_age=MaxAge(fresh=0.0, usable=15.0))
     await world.read()
     world.answers_at_once = True
@@ -178,7 +178,7 @@ async def test_a_job_is_woken_once_while_another_waits_for_the_same_server() -> 
     assert world.woken_jobs == ["team/tune-2"]
 
 
-async def test_few_reads_run_at_a_time_and_half_of_them_for_a_namespace() -> None:
+async def test_a_namespace_uses_at_most_half_of_the_concurrent_reads() -> None:
     world = slow_world()
     for number in range(5):
         await world.read(job=another_job(number))
@@ -194,7 +194,7 @@ async def test_few_reads_run_at_a_time_and_half_of_them_for_a_namespace() -> Non
     assert len(world.questions) == 10
 
 
-async def test_the_age_of_an_answer_counts_from_the_turn_of_its_read() -> None:
+async def test_the_age_of_an_answer_does_not_include_the_wait_for_a_thread() -> None:
     world = slow_world(threads=1)
     await world.read()
     await world.read(job=another_job())
@@ -207,7 +207,7 @@ async def test_the_age_of_an_answer_counts_from_the_turn_of_its_read() -> None:
     assert len(world.questions) == 2
 
 
-async def test_those_who_wait_for_a_shared_answer_take_no_turn() -> None:
+async def test_reads_that_wait_for_a_shared_answer_are_not_limited() -> None:
     world = slow_world(takes_turns=False)
     for number in range(5):
         await world.read(job=another_job(number))
@@ -215,7 +215,7 @@ async def test_those_who_wait_for_a_shared_answer_take_no_turn() -> None:
     assert len(world.questions) == 5
 
 
-async def test_an_error_is_that_of_the_pass_that_waits() -> None:
+async def test_an_error_is_raised_in_the_pass_that_waits() -> None:
     world = World(error=ValueError("no"))
     with pytest.raises(ValueError, match="no"):
         await world.read()
@@ -223,7 +223,7 @@ async def test_an_error_is_that_of_the_pass_that_waits() -> None:
     assert await world.read() == "run 1: answer 2"
 
 
-async def test_an_error_that_no_pass_waited_for_is_that_of_the_next_one() -> None:
+async def test_an_error_that_no_pass_waited_for_is_raised_in_the_next_pass() -> None:
     world = slow_world(error=ValueError("no"))
     await world.read()
     await world.answer()
