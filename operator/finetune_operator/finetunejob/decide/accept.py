@@ -63,6 +63,7 @@ def accept(draft: Draft) -> Outcome:
 
 
 def _accept(draft: Draft) -> Outcome:
+    """Accept the job, and record the values of the chart that stay the same for its life."""
     draft.update(
         resolved=resolved(
             draft.spec, namespace=draft.ftj.namespace, name=draft.ftj.name, defaults=draft.settings.defaults

@@ -116,6 +116,7 @@ def after_node_loss(draft: Draft, number: int, state: NodeLost) -> None:
 
 
 def _restart_elsewhere(draft: Draft, number: int, loss: LastFailure, *, seconds: float) -> None:
+    """Record the loss of a node, and start another attempt that does not count as a restart."""
     backoff.record_delay(draft, _record_failure(draft, loss, seconds=seconds))
     why = f"attempt {number} lost a node and does not count as a restart; {loss.message}"
     _restart_uncounted(draft, number, why)
@@ -246,6 +247,7 @@ def _describe_interruption(
     draft: Draft, number: int, failure: LastFailure, deleted_pod: pod_state.Exit | None
 ) -> str:
     """Why a preempted attempt ended: the pod that was preempted, or that somebody deleted."""
+    # NB: the next attempt has a delay only if this one made no progress.
     progress = _describe_missing_progress(draft) if draft.status.restart_time else ""
     if deleted_pod:
         return f"attempt {number} was stopped{progress}: {pod_state.describe_pod(deleted_pod.pod, deleted_pod.node)} was deleted"
@@ -289,7 +291,10 @@ def cause_of(draft: Draft, number: int) -> str:
 
 
 def was_preempted(failure: LastFailure, state: Failed, fatal_codes: list[int]) -> bool:
-    """Whether the gang was preempted: by a drained or lost node, or by SIGTERM after a checkpoint."""
+    """Whether the gang was preempted: by a drained or lost node, or by SIGTERM after a checkpoint.
+
+    The exit code after SIGTERM does not count as a preemption if runPolicy.fatalExitCodes contains it.
+    """
     rule = _matched_rule(state.job, state.condition)
     if "onPodConditions" in rule or any(ended.evicted for ended in state.ends):
         return True

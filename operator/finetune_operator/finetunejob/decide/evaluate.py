@@ -38,7 +38,7 @@ def evaluate(draft: Draft) -> Outcome:
         sidecars.release(draft, names.EVALUATE, name, _CONTAINER)
     if draft.spec.evaluation is None or draft.holds(ConditionType.EVALUATED):
         return Continue
-    # The version exists, so nothing waits for it; the condition returns when the aliases are set.
+    # Remove the report that the job waits for its version, which exists. The condition returns when the aliases are set.
     draft.unset(ConditionType.REGISTERED)
     result = draft.status.evaluation or _run_in_pod(draft)
     return _write_metrics(draft, result) if result else Stop
@@ -85,6 +85,7 @@ def _recorded_version(draft: Draft) -> str | None:
 
 
 def _start(draft: Draft, state: step_state.Absent) -> None:
+    """Create the evaluation's children, unless something has to be waited for."""
     pod_mistakes = "; ".join(mistakes.of_evaluation(draft.spec))
     if pod_mistakes:
         # NB: the template may have changed since the job was accepted.
@@ -152,6 +153,7 @@ def _follow(draft: Draft, state: step_state.AtWork) -> None:
 
 
 def _finish(draft: Draft, state: step_state.Succeeded | step_state.Lost) -> EvaluationStatus | None:
+    """Record the result of a pod that ended, and return it; None if it is lost or invalid."""
     draft.set(ConditionType.PODS_HEALTHY, True, ConditionReason.PODS_RUNNING, "every pod completed")
     if isinstance(state, step_state.Lost):
         draft.remove(state.job)
@@ -233,5 +235,5 @@ def _write_metrics(draft: Draft, evaluation: EvaluationStatus) -> Outcome:
 
 
 def _step_after_training(draft: Draft) -> int:
-    """The step of the logged metrics. NB: if the training logged a metric too, the run shows the value of the last step."""
+    """The step of the logged metrics. NB: if the training logged the same metric, the run shows the value of the later step."""
     return (draft.status.progress.step if draft.status.progress else 0) + 1

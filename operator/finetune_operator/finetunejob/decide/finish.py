@@ -38,6 +38,7 @@ def clean_up(draft: Draft) -> None:
 
 
 def _close_run(draft: Draft) -> None:
+    """Close the MLflow run, and record that it is closed or no longer exists."""
     mlflow_status = draft.status.mlflow
     tracked = draft.condition(ConditionType.TRACKED)
     if (
@@ -69,6 +70,7 @@ def _close_run(draft: Draft) -> None:
 
 
 def _delete_children(draft: Draft) -> None:
+    """Delete all children when their TTL has expired."""
     ttl = draft.ftj.spec.run_policy.ttl_seconds_after_finished if draft.ftj.spec else None
     ended = draft.status.completion_time
     if ttl is None or ended is None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from finetune_crds.conditions import Condition, ConditionReason, ConditionType
 from finetune_crds.status import Phase
 
-# The phase by the reason of Prepared, while it is not true; Preparing for other reasons.
+# The phase by the reason of Prepared, while Prepared is not true; Preparing for other reasons.
 _WHILE_PREPARING: dict[str, Phase] = {
     ConditionReason.WAITING_FOR_PREPARATION.value: "Pending",
     ConditionReason.POD_TEMPLATE_INVALID.value: "Pending",
@@ -16,7 +16,7 @@ _WHILE_PREPARING: dict[str, Phase] = {
     ConditionReason.QUEUED.value: "Pending",
     ConditionReason.QUEUE_INADMISSIBLE.value: "Pending",
 }
-# The phase by the reason of Trained, while it is not true; Pending for other reasons.
+# The phase by the reason of Trained, while Trained is not true; Pending for other reasons.
 _WHILE_TRAINING: dict[str, Phase] = {
     ConditionReason.TRAINING.value: "Training",
     ConditionReason.STARTING.value: "Starting",

@@ -71,7 +71,7 @@ def _copy_progress(draft: Draft, run: Run) -> None:
         eta=text.format_duration(seconds_remaining) if seconds_remaining is not None else None,
         update_time=before.update_time if before else None,
     )
-    # NB: the removal of the ETA while no training runs is not an update.
+    # NB: the ETA is not compared: `clear_eta` removes it while no training runs, and the trainer has then reported nothing new.
     if before is None or after != before.model_copy(update={"eta": after.eta}):
         after = after.model_copy(update={"update_time": draft.now})
     draft.update(progress=after)

@@ -73,6 +73,7 @@ def _needs_spec_change(job_phase: Phase, explanation: Condition) -> bool:
 
 
 def _explanations(job_phase: Phase, by_type: dict[str, Condition]) -> Iterator[Condition]:
+    """The conditions that explain a phase, the best explanation first: obstacles, the conditions of the phase, any condition."""
     if job_phase not in _SETTLED:
         yield from (
             by_type[kind] for kind in OBSTACLES if kind in by_type and _is_obstacle(job_phase, by_type[kind])
@@ -82,7 +83,7 @@ def _explanations(job_phase: Phase, by_type: dict[str, Condition]) -> Iterator[C
 
 
 def _is_obstacle(job_phase: Phase, item: Condition) -> bool:
-    """Whether a condition delays the job. A dry run that could not check the pods does so only before the job starts."""
+    """Whether a condition delays the job. A dry run that could not check the pods delays only a job that has not started."""
     if item.type == ConditionType.PODS_ADMITTED and item.status == "Unknown":
         return job_phase == "Pending" and item.reason == ConditionReason.CHECK_FAILED
     return item.status != "True"

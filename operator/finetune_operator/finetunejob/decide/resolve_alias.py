@@ -19,7 +19,7 @@ def pin_versions(draft: Draft) -> Outcome:
     """End the pass until the versions are known. A pinned version does not change; the next pass has it in the spec."""
     aliases = {} if draft.spec.suspend else unpinned_aliases(draft.ftj)
     if not aliases or not draft.settings.servers(draft.spec.tracking)[0]:
-        # NB: without a server the pods report that they cannot find the model. The condition dates from when there was a server.
+        # NB: without a server, the pods report that they cannot find the model. A condition from a time with a server is outdated.
         if aliases:
             draft.unset(ConditionType.MODELS_FOUND)
         return Continue

@@ -90,7 +90,7 @@ def track(draft: Draft) -> Outcome:
             if deleted_run:
                 _copy_run(draft, deleted_run, mlflow.server)
         case NotFound(run_id):
-            # NB: if MLflow reads from database replicas, it finds a new run only after a delay.
+            # NB: if MLflow reads from database replicas, it finds a new run only after a delay, so the run is not replaced at once.
             if _report_not_found(draft, run_id) >= draft.settings.registration_patience_seconds:
                 _create_run(draft)
         case Absent() | Deleted():
@@ -101,6 +101,7 @@ def track(draft: Draft) -> Outcome:
 def _classify_run(draft: Draft, mlflow: Mlflow) -> RunState:
     """Classify the job's run, after MLflow was read without a problem."""
     run_id, run, writable_run = draft.status.run_id, mlflow.run, mlflow.writable_run
+    # While pods log to the run in the status, no other run replaces it.
     if writable_run and (run_id in (None, writable_run.run_id) or not _is_in_use(draft)):
         return Usable(writable_run)
     if run_id is None:
@@ -142,7 +143,7 @@ def _is_in_use(draft: Draft) -> bool:
 
 
 def may_train(draft: Draft) -> bool:
-    """Whether training may start as far as tracking is concerned: the pods need the id of a run that exists."""
+    """Whether tracking allows the training: a new attempt needs a run that exists; an attempt that logs to a lost run continues."""
     if not tracking_uri(draft):
         return True
     tracked = draft.condition(ConditionType.TRACKED)

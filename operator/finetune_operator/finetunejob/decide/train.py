@@ -171,6 +171,7 @@ def _describe_rest(alive: list[Json]) -> str:
 
 
 def _finish(draft: Draft, state: step_state.Succeeded | step_state.Lost) -> None:
+    """Record the result that rank 0 reported, if it is not lost, and the end of the training."""
     ends = state.ends if isinstance(state, step_state.Succeeded) else []
     results = [ended.message.train for ended in ends if ended.message and ended.message.train]
     if results:

@@ -1,6 +1,6 @@
 """The usage of a job: the running time of its pods, and that time multiplied by their GPUs.
 
-The status has a sum for each batch Job, and the time up to which its pods are counted; each pass adds what they ran after that.
+The status has a sum for each batch Job, and the time up to which its pods are counted. Each pass adds their running time after that.
 So a pod is counted once, even if the operator restarts, and the replacement of a deleted pod is counted too.
 """
 
@@ -126,6 +126,7 @@ def _extend_usage(before: JobUsage, spans: list[tuple[Span, int]], until: dateti
 
 
 def _overlap_seconds(pod_span: Span, since: datetime | None, until: datetime) -> int:
+    """The seconds of a span between two times; `since` None means from its start."""
     start, end = max(pod_span.start, since or pod_span.start), min(pod_span.end or until, until)
     return max(int((end - start).total_seconds()), 0)
 

@@ -48,6 +48,7 @@ def _was_registered(draft: Draft) -> bool:
 
 
 def _wait(draft: Draft, registration: Register) -> Outcome:
+    """Wait for the version until it is overdue; then let another attempt register it, or fail the job."""
     if _was_registered(draft):
         wait_for_lost_version(draft, ConditionType.REGISTERED, ConditionReason.REGISTERING)
         return Stop

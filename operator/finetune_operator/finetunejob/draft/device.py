@@ -44,6 +44,7 @@ def gpu_resources(pod: Json, gpu_resource: str) -> set[str]:
 
 
 def _limits(pod: Json, gpu_resource: str) -> Iterator[tuple[str, int]]:
+    """The limit of each GPU resource of each container, as name and number."""
     for container in pod.get("spec", {}).get("containers") or []:
         for name, value in ((container.get("resources") or {}).get("limits") or {}).items():
             if name == gpu_resource or _GPU.fullmatch(name):
@@ -66,6 +67,7 @@ def record_device(draft: Draft, alive: Sequence[Json]) -> None:
         return
     count = gpus_per_pod * draft.spec.distributed.nodes
     before = draft.status.device
+    # While the node's labels cannot be read, keep the product in the status, unless it is from other pods.
     reported_product = before.product if before and before.count == count else None
     product = _product(pod, draft.observed.node_labels) or reported_product
     summary = f"{count}x {product or 'GPU'}"

@@ -107,7 +107,7 @@ class Draft(StatusBuilder[FineTuneJobStatus]):
         )
 
     def free_name(self, job: Json) -> None:
-        """Delete a Job at once, although it is being deleted and has pods, so that another Job can have its name."""
+        """Delete a Job that is already being deleted, this time without waiting for its pods, so that its name is free."""
         self.delete.append(Deletion(job["metadata"]["name"], job["metadata"]["uid"], frees_name=True))
 
     def conclude(self) -> Decision:

@@ -93,6 +93,7 @@ def _containers(template: Json | None) -> Iterator[str]:
         name = item.get("name")
         if not isinstance(name, str) or name == MAIN_CONTAINER:
             continue
+        # A container without an image, or with a name of an earlier version, is meant to be the main container.
         if item.get("image") and name not in _OWN_CONTAINERS:
             yield (
                 f"has a second container {name!r}, which keeps the pod running after {MAIN_CONTAINER!r} has ended: "

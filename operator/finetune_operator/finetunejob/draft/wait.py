@@ -8,8 +8,8 @@ from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.policy.result import Outcome, Stop
 
-POLL_SECONDS = 15.0
-SOON_SECONDS = 0.1
+POLL_SECONDS = 15.0  # until the next pass checks a server or another object again
+SOON_SECONDS = 0.1  # until a next pass that only needs the status of this pass
 
 
 class Wait(NamedTuple):
