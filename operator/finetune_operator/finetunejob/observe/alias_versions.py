@@ -80,6 +80,7 @@ class AliasVersionReader:
     async def _model(
         self, ftj: FineTuneJob, tracking: Tracking, servers: tuple[str, str], model: str
     ) -> RegisteredModel | Problem | None:
+        """A registered model, from the answer that jobs share; None if it does not exist."""
         secret = tracking.secret_ref
         # Without a Secret, jobs of all namespaces share the answer.
         question = _Question(servers, ftj.namespace if secret else None, secret, model)
@@ -98,6 +99,7 @@ class AliasVersionReader:
 
 
 def _look_up(tracked: Tracked, model: str) -> RegisteredModel | None:
+    """Read a registered model. The call blocks."""
     return tracked.registry().model(model)
 
 

@@ -113,8 +113,8 @@ class BackgroundReads(Generic[Answer]):
     """The last outcomes and the running reads of FineTuneJobs, by uid.
 
     Attributes:
-        takes_turns: whether a read uses one of `pace.threads` from start to end. False if `ask` limits itself (jobs that share
-            an answer wait for a single read) or uses no thread.
+        takes_turns: whether a read counts against `pace.threads` from start to end. False if `ask` uses no thread, or observes the
+            limits itself: jobs that share an answer wait for a single read.
     """
 
     pace: ReadPace
@@ -163,12 +163,14 @@ class BackgroundReads(Generic[Answer]):
             read.task.cancel()
 
     def _find(self, ftj: FineTuneJob, question: Hashable, max_age: float) -> _Outcome[Answer] | None:
+        """The outcome of this question, if no pass has received it yet, or if it is not older than `max_age`."""
         outcome = self._outcomes.get(ftj.uid)
         if outcome is None or outcome.question != question:
             return None
         return outcome if outcome.is_unseen or self.pace.clock() - outcome.asked_at < max_age else None
 
     def _take(self, uid: str, outcome: _Outcome[Answer]) -> Answer | None:
+        """Mark an outcome as received, and return its answer or raise its error."""
         outcome.is_unseen = False
         if outcome.error:
             del self._outcomes[uid]
@@ -182,6 +184,7 @@ class BackgroundReads(Generic[Answer]):
         question: Hashable,
         ask: Callable[[], Coroutine[object, object, Answer]],
     ) -> asyncio.Task[None]:
+        """Start a read in the background."""
         outcome = _Outcome[Answer](self.pace.clock(), question)
         if self.takes_turns:
             ask = partial(self._ask_in_turn, ftj.namespace, server, outcome, ask)

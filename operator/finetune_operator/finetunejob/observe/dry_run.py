@@ -62,6 +62,7 @@ class DryRunner:
         if last_answer and last_answer.generation == ftj.generation and remaining_seconds:
             return replace(last_answer.dry_run_answer, retry_seconds=remaining_seconds)
         answer = await run_dry_runs(self.kube, bodies)
+        # After an answer to another spec, the delays start again.
         if answer.reason not in BLOCKING_REASONS or (
             last_answer and last_answer.generation != ftj.generation
         ):
@@ -86,7 +87,7 @@ async def run_dry_runs(kube: Kube, bodies: Sequence[Json]) -> DryRunAnswer:
         try:
             answer = await kube.create(body, dry_run=True)
         except KubeError as error:
-            # 409 is no refusal: the object exists, or a ResourceQuota changed meanwhile.
+            # 409 is not a refusal: the object exists, or a ResourceQuota changed meanwhile.
             if error.status != 409:
                 return replace(_explain_refusal(body, error), component=_component(body))
         else:

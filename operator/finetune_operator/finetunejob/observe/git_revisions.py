@@ -78,6 +78,7 @@ class RevisionReader:
         server = _Server(ftj.namespace, urlsplit(git.url).netloc.lower())
         revision = await self._reads.read(ftj, server, git, partial(self._resolve, ftj, git, server))
         if revision is None:
+            # While the request is repeated, the last problem stays.
             return problem
         if revision.problem is None:
             return revision
@@ -104,6 +105,7 @@ class RevisionReader:
             return ResolvedRevision(problem=Problem(ConditionReason.INTERNAL_ERROR, message))
 
     async def _ask(self, repository: Repository, revision: str, server: _Server) -> ResolvedRevision:
+        """Ask the server for the commit, unless it did not respond a moment ago."""
         if self._outages.of(server):
             message = f"the repository {repository.url} cannot be reached: {server.host} did not respond to another request"
             return ResolvedRevision(problem=Problem(ConditionReason.GIT_UNREACHABLE, message))

@@ -62,7 +62,7 @@ class WorkloadReader:
         self._reads = BackgroundReads[QueueState | None](self.pace, _MAX_AGE, takes_turns=False)
 
     async def read(self, ftj: FineTuneJob, jobs: Mapping[str, Json], now: datetime) -> QueueState | None:
-        """The last state in its queue of the newest current Job; None if that Job does not wait, or Kueue cannot be read."""
+        """The state of the Job of the current step in its queue, as last read; None if this Job does not wait, or without an answer."""
         attempt = ftj.status.attempt or 1
         current = (
             names.evaluate_name(ftj.name),
@@ -83,13 +83,14 @@ class WorkloadReader:
         self._reads.forget(ftj)
 
     async def _look_up(self, namespace: str, uid: str, queue: str, now: datetime) -> QueueState | None:
+        """The state of a Job, from answers that all jobs of the namespace or the queue share; None if Kueue cannot be read."""
         read_start = self.pace.clock()
         began, workloads = await self._workloads.answer(namespace, partial(self._list, namespace))
         if isinstance(workloads, KubeError):
             return QueueState(installed=False) if workloads.status == HTTPStatus.NOT_FOUND else None
         workload = workloads.get(uid)
         if workload is None:
-            # NB: an earlier read, for another job, may have brought the list.
+            # NB: the list may come from an earlier read for another job, so `read_at` is the time of that read.
             return QueueState(workload=False, read_at=now - timedelta(seconds=max(read_start - began, 0)))
         positions = await self._positions.answer((namespace, queue), partial(self._pending, namespace, queue))
         return replace(workload.queue_state, position=positions.get(workload.name))
@@ -99,6 +100,7 @@ class WorkloadReader:
         return _WorkloadList(began, await self._workloads_of(namespace))
 
     async def _workloads_of(self, namespace: str) -> Mapping[str, _Workload] | KubeError:
+        """The Workloads by the uid of their Job, in the newest API version that the cluster serves; or the reason why they cannot be read."""
         failure = KubeError(HTTPStatus.NOT_FOUND, "no version of Kueue is served")
         for kind in _KINDS:
             try:

@@ -14,7 +14,7 @@ from finetune_operator.kube import Kube, KubeError
 
 log = logging.getLogger(__name__)
 
-# NB: a namespace that is deleted and created again has another uid.
+# NB: a namespace that is deleted and created again has another uid, so the answer expires.
 _CACHE_SECONDS = 300.0
 
 

@@ -46,7 +46,7 @@ class NegativeCache(Generic[Answer]):
     def record(self, uid: str, answer: Answer) -> float:
         """Record a refusal, and return the seconds until the question is asked again."""
         before = self._refusals.pop(uid, None)
-        # NB: jobs that are deleted while they wait may leave their refusal behind.
+        # NB: jobs that are deleted while they wait may leave their refusal behind, so the number of refusals is limited.
         if len(self._refusals) >= _MAX_JOBS:
             self._refusals.clear()
         delay = min(before.delay * 2, self.max_delay_seconds) if before else _FIRST_SECONDS

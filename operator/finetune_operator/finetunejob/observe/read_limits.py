@@ -16,8 +16,8 @@ class ReadLimits:
     Attributes:
         total: maximum for all namespaces together.
         per_namespace: maximum for one namespace.
-        per_server: maximum for one server and one namespace. NB: not for a server and all namespaces: reads of one namespace
-            would block the reads of the other jobs; many jobs use the same server.
+        per_server: maximum for one server and one namespace. NB: many jobs use the same server. With a maximum for a server and all
+            namespaces, the reads of one namespace could block the reads of all others.
     """
 
     total: int

@@ -98,7 +98,7 @@ def _data(draft: Draft, version: RegisteredVersion) -> Json | str:
 
 
 def _image(draft: Draft) -> str:
-    """Return the first image that is set: of spec.pods.evaluate, for a custom command of spec.pods.train, else the built-in one."""
+    """Return the image of spec.pods.evaluate; without it, for a custom command, of spec.pods.train; if neither is set, `_built_in_image`."""
     evaluation = evaluation_of(draft)
     training_image = draft.spec.pods.train.image if evaluation.command else None
     return draft.spec.pods.evaluate.image or training_image or _built_in_image(draft)
@@ -136,7 +136,8 @@ def _build_pod(draft: Draft, uri: str) -> Json:
     return _add_model(draft, pod, uri) if evaluation.command else pod
 
 
-# The variables by which a custom command finds the model and the file for its metrics.
+# The variables by which a custom command finds the model and the file for its metrics. This file is the termination message, in
+# which the operator reads the metrics.
 _PATHS: list[Json] = [
     {"name": contract.ENV_MODEL_PATH, "value": contract.MODEL_PATH},
     {"name": contract.ENV_METRICS_PATH, "value": contract.TERMINATION_PATH},

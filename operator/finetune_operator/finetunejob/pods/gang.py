@@ -102,7 +102,7 @@ def _set_resumed_checkpoint(draft: Draft, content: JobRecipe) -> JobRecipe:
 
 
 def build_job(draft: Draft, attempt: int) -> Json:
-    """The Indexed Job of one attempt. If one pod fails, all end. If a server was away in the previous attempt, one pod tries first."""
+    """The Indexed Job of one attempt. If one pod fails, all end. For a Job that begins with one pod, see `probing`."""
     ftj, spec = draft.ftj, draft.spec
     name = names.train_name(ftj.name, attempt)
     nodes = spec.distributed.nodes
@@ -186,6 +186,7 @@ def _seconds_to_save(user_template: Json | None) -> int:
 
 
 def _spread(draft: Draft, attempt: int) -> Json:
+    """The preference for a node of its own for each pod of an attempt."""
     return {
         "maxSkew": 1,
         "topologyKey": "kubernetes.io/hostname",
@@ -200,7 +201,7 @@ def _mount_code(draft: Draft) -> Json | None:
     if code is None:
         return user
     name = code.volume or contract.CODE_VOLUME
-    # A commit is checked out into the pod's own volume, which is writable. Other code is not.
+    # A commit is checked out into the pod's own volume, which is writable. Other code is mounted read-only.
     mount = {"name": name, "mountPath": code.mount_path, "readOnly": code.git is None}
     spec: Json = {
         "containers": [{"name": MAIN_CONTAINER, "workingDir": code.mount_path, "volumeMounts": [mount]}]

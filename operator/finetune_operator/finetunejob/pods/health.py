@@ -173,6 +173,7 @@ def unschedulable_condition(pod: Json) -> Json | None:
 def _explain_missing_node(
     pod: Json, unscheduled: Json, events: Sequence[PodEvent], now: datetime
 ) -> Blockage | None:
+    """Explain why a pod has no node; None while an autoscaler may not have noticed the pod."""
     name, message = pod["metadata"]["name"], unscheduled.get("message", "").rstrip(".")
     last = _last_event(events, _NODE_COMES | _NO_NODE_COMES)
     if last and last.reason in _NODE_COMES and now - last.at < _NODE_TIMEOUT:
@@ -191,6 +192,7 @@ def _explain_missing_node(
 
 
 def _find_waiting_container(pod: Json) -> Blockage | None:
+    """The first container that cannot start because of its image or its configuration, as a blockage; None without one."""
     status, where = pod.get("status", {}), pod_state.describe_pods([pod])
     for item in (status.get("initContainerStatuses") or []) + (status.get("containerStatuses") or []):
         waiting = item.get("state", {}).get("waiting") or {}

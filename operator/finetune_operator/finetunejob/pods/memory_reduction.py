@@ -29,6 +29,7 @@ def is_out_of_memory(draft: Draft, failure: LastFailure) -> bool:
 def find_reduction(draft: Draft, failure: LastFailure) -> ReducedMemory | None:
     """The settings of the next attempt; None if no setting is left that reduces the memory."""
     spec, reduced = draft.spec, draft.status.reduced_memory or ReducedMemory()
+    # NB: without GPUs, the training itself uses the host memory.
     has_gpus = draft.status.device is not None and draft.status.device.type == "GPU"
     if failure.reason == OUT_OF_GPU_MEMORY or not has_gpus:
         return _reduce_training(spec, reduced)

@@ -141,6 +141,7 @@ def exits(pods: Iterable[Json], container: str) -> list[Exit]:
 
 
 def _exit(pod: Json, container: str) -> Exit | None:
+    """How a pod ended; None while its main container has not ended and can still start or run."""
     status = pod.get("status", {})
     disruptions = [
         item.get("reason")
@@ -165,7 +166,8 @@ def _exit(pod: Json, container: str) -> Exit | None:
             is_outlived=name == container and _is_outlived(status, failed=bool(terminated.get("exitCode"))),
         )
     if status.get("phase") == "Failed":
-        # No container terminated: the node rejected or evicted the pod, or no longer exists. 137, as after SIGKILL, stands for the code.
+        # No container terminated: the node rejected or evicted the pod, or no longer exists. Instead of the exit code, 137 is used, as
+        # after SIGKILL; instead of the end, the start of the pod.
         return Exit(
             pod=pod["metadata"]["name"],
             container=None,
@@ -329,6 +331,7 @@ def _reason(ended: Exit) -> str:
 
 
 def _default_message(ended: Exit, container: str, use_less: str) -> str:
+    """The message for a container that reported none."""
     subject, log = "the container", ended.pod
     remedy = f"raise the limit, or {use_less}" if use_less else "raise the limit"
     if ended.container not in (None, container):

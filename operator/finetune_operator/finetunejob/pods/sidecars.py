@@ -1,7 +1,7 @@
 """Containers that a webhook adds to a pod, and that keep running after its main container ends.
 
-Such a container keeps the pod and its Job running, so the result of the main container is used. A pod template is not allowed to add such a container:
-`mistakes` refuses it, and names the form of a sidecar that ends by itself.
+Such a container keeps the pod and its Job running, so the operator uses the result of the main container and does not wait for the Job. A
+pod template is not allowed to add such a container: `mistakes` refuses it, and names the form of a sidecar that ends by itself.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _has_failed(job_pods: Sequence[Json], container: str, now: datetime) -> bool
 def release(draft: Draft, component: str, name: str, container: str) -> None:
     """Delete the Job of a completed step, if another container keeps it running.
 
-    NB: call this in a pass after the one that wrote the result into the status.
+    NB: call this in a pass after the one that wrote the result into the status. A crash after the deletion would otherwise lose the result.
     """
     children = classify_children(draft.observed.jobs, draft.observed.pods, component, name, draft.now)
     if (

@@ -175,7 +175,7 @@ def classify_step(draft: Draft, step: Step) -> StepState:
         return Failed(job, pods, ends, condition, _find_failure(pods, step))
     loss = pod_state.find_loss(pods, draft.now, attempt=step.attempt, ranks_per_node=step.ranks_per_node)
     if loss:
-        # NB: a gang that has crashed would crash again elsewhere, so this is no mere loss. Other steps' Jobs retry a crash themselves.
+        # NB: a gang that has crashed would crash again elsewhere, so it has failed. The Jobs of other steps retry a crash themselves.
         lost_pods = [pod for pod in pods if is_lost(pod, draft.now)]
         has_crashed = step.is_gang and pod_state.has_crashed(ends, lost_pods)
         return (
