@@ -1,7 +1,7 @@
 """Closes the MLflow runs of jobs that were deleted while the operator was down.
 
 A watch does not deliver what happened before it began, so the runs are searched for once, after the operator has started. A run
-belongs to this cluster if its tags name a namespace of this cluster with its uid.
+belongs to this cluster if its tags contain the name and the uid of a namespace of this cluster.
 """
 
 from __future__ import annotations

@@ -146,6 +146,7 @@ class FineTuneJobApplier:
                 },
             }
         )
+        # NB: without its last finalizer, a job that is being deleted no longer exists and must not return to the cache.
         if not ftj.deleting:
             self.store.put("FineTuneJob", written)
 
@@ -159,6 +160,7 @@ class FineTuneJobApplier:
             await self._delete_child(ftj, item)
 
     async def _sweep(self, ftj: FineTuneJob, kind: str) -> None:
+        """Delete all children of a kind."""
         selector = f"{names.LABEL_UID}={ftj.uid}"
         for body in (await self.kube.list(kind, ftj.namespace, labelSelector=selector)).objects:
             meta = body["metadata"]
@@ -169,18 +171,20 @@ class FineTuneJobApplier:
         try:
             await self._sweep(ftj, kind)
         except KubeError as error:
-            # The custom kind may be uninstalled by then, or this operator may have lost the permission to delete its objects.
+            # The custom kind may no longer be installed, or this operator may have lost the permission to delete its objects.
             if error.status not in (403, 404):
                 raise
             log.warning("%s: its children of kind %s cannot be deleted: %s", ftj.key, kind, error)
 
     async def _delete_child(self, ftj: FineTuneJob, item: Deletion) -> None:
-        # NB: foreground: a Job stays until its pods are deleted. Without their Job, the owner of the pods would be unknown.
+        # NB: foreground: a Job stays until its pods are deleted. Without their Job, the owner of the pods would be unknown. For the
+        # exception, see `Deletion.frees_name`.
         foreground = item.kind == "Job" and not item.frees_name
         await self.kube.delete(item.kind, ftj.namespace, item.name, item.uid, foreground=foreground)
         log.info("deleted %s %s/%s", item.kind, ftj.namespace, item.name)
 
     async def _write_child(self, ftj: FineTuneJob, body: Json) -> None:
+        """Create or update a child of the kind that its body names."""
         # These are created once: a Job's template is immutable, and a change of a custom object may restart the object.
         if body["kind"] == "Job" or backends.find_custom_kind(body["kind"]):
             await self._create_once(ftj, body)

@@ -107,7 +107,7 @@ class PreparationLease:
 
 @dataclass(frozen=True)
 class ResumedJob:
-    """The FineTuneJob that checkpoint.resumeFrom names (None if it does not exist), and how many of its pods have not ended."""
+    """The FineTuneJob that checkpoint.resumeFrom names (None if it does not exist), and how many of its pods may still run."""
 
     job: FineTuneJob | None = None
     pods: int = 0
@@ -155,7 +155,7 @@ class QueueState:
         reason: why it is not admitted, as Kueue's reason; empty before Kueue has looked at it.
         message: why it is not admitted, as a sentence.
         position: position of the Workload in the queue, from 1; None if Kueue does not report it.
-        read_at: without a Workload: when the list without it was read, or earlier; None with a Workload.
+        read_at: when Kueue was found to have no Workload for the Job, or a little earlier; None if there is a Workload.
     """
 
     installed: bool = True
@@ -167,8 +167,8 @@ class QueueState:
     read_at: datetime | None = None
 
 
-# Why neither the pods nor their Job could be created now. This may change without a change of the spec: by a policy, the
-# installation or a webhook.
+# Reasons of a dry run according to which the pods or their Job could not be created now. They may end without a change of the spec:
+# by a change of a policy, of the installation or of a webhook.
 BLOCKING_REASONS: tuple[str, ...] = (
     ConditionReason.POD_REJECTED,
     ConditionReason.POD_TEMPLATE_INVALID,

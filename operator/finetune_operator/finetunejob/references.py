@@ -25,6 +25,7 @@ def unpinned_aliases(ftj: FineTuneJob) -> dict[str, Aliased]:
     if ftj.spec is None or ftj.is_finished or ftj.deleting or ftj.status.start_time:
         return {}
     model, distillation = ftj.spec.model, ftj.spec.objective.distillation
+    # NB: `spec` has the version instead of an alias that is pinned.
     uris = {"base": model.base if model else None, "teacher": distillation.teacher if distillation else None}
     return {field: aliased for field, uri in uris.items() if (aliased := Aliased.parse(uri))}
 

@@ -142,6 +142,7 @@ def merged_pods(spec: FineTuneJobSpec, defaults: Defaults) -> Pods:
 
 
 def _merged(role: Role, spec: FineTuneJobSpec, defaults: Defaults) -> RolePodSettings:
+    """Return the settings of a role. Settings of the job take precedence over the chart's, and the role's over `all`."""
     default_pods, job_pods = defaults.pods, spec.pods
     template = _layered(
         _pull_secrets(defaults),

@@ -258,6 +258,7 @@ def _follow(draft: Draft, run: DatabricksRunStatus, reported_run: Run | None) ->
 
 
 def _handle_end(draft: Draft, run: DatabricksRunStatus, reported_run: Run) -> Outcome:
+    """Record the result of a run that has ended; without a result, begin another run or fail the job."""
     ended = run.model_copy(update={"state": reported_run.word, "url": reported_run.url or run.url})
     draft.update(databricks_run=ended)
     termination = reported_run.report.message if reported_run.report else None

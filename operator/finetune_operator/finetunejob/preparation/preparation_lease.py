@@ -71,6 +71,7 @@ def wait_for_lease(draft: Draft) -> bool:
         draft.lease = TakeLease(_build_lease(draft))
         return False
     lease_owner = find_owner("Job", lease_state.lease)
+    # This job holds the Lease; or no FineTuneJob does, so that nobody else prepares the data.
     if lease_owner is None or lease_owner.uid == draft.ftj.uid:
         return False
     holder = lease_state.holder
@@ -107,6 +108,7 @@ def _is_progressing(holder: Json, now: datetime) -> bool:
 
 
 def _is_stuck(healthy: Json, now: datetime) -> bool:
+    """Whether the pods of a holder cannot run without the help of a person, or have lacked resources for too long."""
     since = datetime.fromisoformat(healthy["lastTransitionTime"])
     return healthy["reason"] in _STUCK_REASONS or (
         healthy["reason"] in _SHORTAGE_REASONS and now - since >= _SHORTAGE_TIMEOUT

@@ -186,6 +186,7 @@ def _begin(draft: Draft, applications: CustomChildren, *, failures: int, why: st
     status = draft.ftj.status.spark_application
     attempt = status.attempt + 1 if status else 1
     name = names.application_name(draft.ftj.name, attempt)
+    # If an interrupted pass has created the SparkApplication, nothing has to be waited for.
     if name not in applications.by_name and (
         pending_run.wait_for_run(draft)
         or driver_pod.wait_for_correction(draft, _find_pod_mistakes(draft.spec))
@@ -260,6 +261,7 @@ def _complete(
     status: SparkApplicationStatus,
     application: Json,
 ) -> Outcome:
+    """Record the result of a completed SparkApplication. If it is lost, begin another one."""
     succeeded = [
         ended for ended in pod_state.exits(_driver(applications, status), _CONTAINER) if ended.code == 0
     ]
