@@ -80,6 +80,7 @@ class ModelPromotionApplier:
         return Applied(body, tuple(failed_actions))
 
     async def _act(self, promotion: Promotion, action: PromotionAction, version: str) -> None:
+        """Move the alias, or request a change of the endpoint."""
         spec, backend = promotion.spec, promotion.backend
         if not isinstance(action, MoveAlias):
             if backend:

@@ -129,6 +129,7 @@ class ConflictFinder:
         return None
 
     def _claim(self, spec: Json) -> Claim:
+        """The alias that a spec manages."""
         registry = resolve_registry(self.settings, spec.get("tracking") or {})
         model, alias = str(spec.get("model")), str(spec.get("alias"))
         if registry == UNITY_CATALOG:
@@ -136,6 +137,7 @@ class ConflictFinder:
         return Claim(registry, model, alias)
 
     def _keeps(self, spec: Json, claim: Claim) -> bool:
+        """Whether a spec, which possibly does not fit this version's schema, manages the alias of a claim."""
         # Compare the alias first: most promotions are about other aliases, and the full comparison resolves the registry.
         return str(spec.get("alias")).casefold() == claim.alias.casefold() and self._claim(spec) == claim
 

@@ -164,8 +164,9 @@ class ModelPromotionObserver:
     async def _registered(
         self, promotion: Promotion, spec: ModelPromotionSpec, job: SourceJob | None
     ) -> tuple[RegisteredModel | None, Mapping[str, ModelVersion | None]]:
-        # NB: an outage concerns the registry, the tracking server, which is read for versions, and the Secret, since a server may reject
-        # only one Secret.
+        """The model and the versions that this pass needs."""
+        # NB: the key of an outage has the registry; the tracking server, from which the runs of versions are read; and the Secret, since a
+        # server may reject only one Secret.
         server, registry_uri = (normalize_address(uri) for uri in self.settings.servers(spec.tracking))
         place = (registry_uri, server, _credentials(promotion, spec))
         outage = self._outages.of(place)
@@ -227,6 +228,7 @@ class ModelPromotionObserver:
             return Endpoint(problem=error.problem)
 
     def _job(self, promotion: Promotion, spec: ModelPromotionSpec) -> SourceJob | None:
+        """The FineTuneJob that the source names, from the cache."""
         body = self.store.finetunejobs.get((promotion.namespace, spec.source.job_name))
         if body is None:
             return None

@@ -81,6 +81,7 @@ def _serve(draft: Draft) -> None:
         draft.holds(ConditionType.ACCEPTED) and draft.holds(ConditionType.REGISTRY_READY)
     ):
         return
+    # No move is in progress, and the alias points where it should.
     elif draft.status.move is None and draft.status.promoted == draft.holder:
         serving.serve(draft)
     else:

@@ -8,7 +8,9 @@ from finetune_crds.serving import Route
 from finetune_operator.modelpromotion.decide.draft import Draft
 from finetune_operator.modelpromotion.versions import main_version
 
+# Reasons of moves to a version that was served before.
 _REASONS_WITHOUT_CANARY = ("RolledBack", "Withdrawn", "Repaired")
+# Reasons of moves that only return the alias to a version.
 _RETURN_REASONS = ("Withdrawn", "Repaired", "Overtaken")
 
 
@@ -24,7 +26,7 @@ def _replaces_bad_version(draft: Draft, version: str) -> bool:
     if draft.spec.rollback_to is not None:
         return True
     history = draft.status.history
-    # A move that only returns the alias to a version does not change why the version had it.
+    # NB: such a return does not change why the version had the alias before.
     gained = (move for move in history if move.to_version == version and move.reason not in _RETURN_REASONS)
     last = next(gained, None)
     if last is None or last.reason != "Reverted":

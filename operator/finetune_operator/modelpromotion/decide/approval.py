@@ -40,6 +40,7 @@ def await_approval(draft: Draft) -> Outcome:
 
 
 def _current_approval(draft: Draft, version: str) -> ApprovalStatus:
+    """The state of this version's approval; the wait starts in the first pass."""
     status = draft.status.approval
     if status is None or status.version != version:
         status = ApprovalStatus(version=version, request_time=draft.now)
@@ -53,6 +54,7 @@ def _is_late(state: ApprovalStatus, now: datetime) -> bool:
 
 
 def _approve(draft: Draft, state: ApprovalStatus) -> Outcome:
+    """Accept the approval, unless it was given after its time limit."""
     # NB: the operator may have been down when the approval was given, so the time of the edit decides.
     approved_at = min(draft.promotion.edited or draft.now, draft.now)
     if state.approval_time is None and _is_late(state, approved_at):

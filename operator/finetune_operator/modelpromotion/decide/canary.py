@@ -39,7 +39,7 @@ def is_possible(draft: Draft, version: str, saved: Sequence[Route]) -> bool:
 
 
 def canary_routes(draft: Draft, version: str) -> list[Route] | None:
-    """The routes of the current step, which the status records; None without a step, or if the spec no longer has a canary."""
+    """The routes of the current step; None without a step. If the canary in the spec changed, the step in the status is corrected."""
     status, canary = serving_status(draft), _canary(draft)
     base = main_version(status.saved or [])
     if canary is None or base is None or not status.step:

@@ -24,7 +24,7 @@ def handle_drift(draft: Draft) -> Outcome:
     if abandoned is not None and has_arrived_late(draft):
         if draft.status.promoted is not None:
             return _repair(draft, f"a move to version {draft.holder} took effect after it was abandoned")
-        # Accept the move: the version met every requirement when it was recorded, and there is no version to move back to.
+        # Accept the move: its version met every requirement when the move was recorded, and there is no version to move back to.
         complete(draft, abandoned)
         draft.remember(abandoned=None)
         draft.unset(ConditionType.DRIFTED)

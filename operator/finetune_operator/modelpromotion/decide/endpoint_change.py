@@ -36,6 +36,7 @@ def request(draft: Draft, endpoint: Endpoint, routes: Sequence[Route]) -> None:
             _report_updating(draft, routes)
         draft.requeue_after(0)
         return
+    # A reported failure or rejection stays until a request is accepted.
     if not canary.serving_status(draft).failure and not was_refused(draft):
         _report_updating(draft, routes)
     served = tuple(ServedVersion(draft.spec.model, item.version, item.percent) for item in routes)

@@ -29,6 +29,7 @@ def fail(
     saved = status.saved or []
     stays = "the endpoint stays as it is" if endpoint.served else "there are no routes to restore"
     back = f"the endpoint is restored to {describe_routes(saved)}" if saved else stays
+    # The rest of the message must fit into the status too.
     failed = f"endpoint {name_of(draft)} cannot serve version {version} as specified: {why}"[:3500]
     fallback = alias_history.find_fallback(draft, version, saved)
     if fallback is not None:

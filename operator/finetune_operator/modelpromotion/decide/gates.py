@@ -40,6 +40,7 @@ def check_gates(draft: Draft) -> Outcome:
 
 
 def _conclude(draft: Draft, verdicts: Sequence[GateVerdict]) -> Outcome:
+    """Report the verdicts, and continue only if every gate passed."""
     version = draft.status.candidate
     failed = [item for item in verdicts if item.verdict == "Failed"]
     unclear = [item for item in verdicts if item.verdict == "Inconclusive"]

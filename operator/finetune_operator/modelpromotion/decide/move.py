@@ -128,6 +128,7 @@ def begin(
     draft.remember(move=before)
     # NB: the source alias is compared again just before the write; only moves of reason Promoted have a source alias.
     source = draft.spec.source.alias if reason == "Promoted" else None
+    # NB: after a repair, the version keeps the tags of its promotion.
     tags = {} if reason == "Repaired" else {**draft.spec.tags, **_version_tags(draft, before)}
     announce(draft, _describe_move(draft, to))
     draft.actions.append(draft.move_alias(to, source, tags))

@@ -48,6 +48,7 @@ def _has_expired(draft: Draft, withheld: Withheld) -> bool:
 
 
 def _take_back(draft: Draft, withheld: Withheld, back: str | None) -> Outcome:
+    """Move the alias from a withdrawn version to the version before it, if that still exists."""
     if back is not None and draft.observed.versions.get(back) is None:
         message = f"{withheld.message}; version {back}, which had the alias before, no longer exists"
         draft.stop(ConditionReason.WITHDRAWN, message)

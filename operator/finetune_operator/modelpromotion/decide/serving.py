@@ -59,6 +59,7 @@ def hold(draft: Draft) -> None:
 
 
 def _report_hold(draft: Draft) -> None:
+    """Report why the endpoint does not follow the alias at the moment."""
     alias, promoted, holder = draft.spec.alias, draft.status.promoted, draft.holder
     step = canary.describe_step(draft)
     if step:
@@ -107,6 +108,7 @@ def _begin(draft: Draft, endpoint: Endpoint, version: str) -> None:
 
 
 def _advance(draft: Draft, endpoint: Endpoint, version: str) -> None:
+    """Take the next action of a rollout: wait, request a change, take the next step of the canary, or fail."""
     verdicts = canary.judge_step(draft, version)
     if verdicts.failed:
         fail(draft, endpoint, "CanaryFailed", f"a canary gate failed: {verdicts.failed}")
@@ -134,6 +136,7 @@ def _current_routes(draft: Draft, version: str) -> list[Route]:
 
 
 def _conclude(draft: Draft, routes: Sequence[Route]) -> None:
+    """Report that the rollout is complete."""
     endpoints.update_status(draft, saved=None, **canary.NO_STEP)
     message = f"endpoint {endpoints.name_of(draft)} serves {endpoints.describe_routes(routes)}"
     draft.set(ConditionType.SERVED, True, ConditionReason.ENDPOINT_READY, message)
