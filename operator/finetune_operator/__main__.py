@@ -64,7 +64,8 @@ async def run(settings: Settings) -> None:
         Exception: the error of the part that failed.
     """
     async with Kube() as kube:
-        # NB: a request to MLflow or Databricks blocks its thread; a slow server must not delay the other workers.
+        # NB: a request to MLflow or Databricks blocks its thread. A slow server must not delay other workers, so each worker of each
+        # kind has a thread.
         threads = 2 * settings.workers
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(threads, "client"))
         operator = Operator.of(kube, settings)
@@ -122,6 +123,7 @@ class Operator:
             await self._run_parts()
 
     async def _run_parts(self) -> None:
+        """Run the watches, the resync and the workers until one of them ends, and then stop the others."""
         stop = asyncio.Event()
         watching = asyncio.create_task(self._watch(stop))
         parts = {watching, asyncio.create_task(self.resync.run()), asyncio.create_task(self._work())}
@@ -155,6 +157,7 @@ class Operator:
                 group.create_task(work(self.queues.promotions, self.promotions.handle))
 
     async def _finetunejob(self, kind: str | None, body: Json) -> None:
+        """Handle an event of a FineTuneJob, which may be the source of promotions."""
         meta = body["metadata"]
         finetunejob_events.on_event(self.store, self.queues.finetunejobs, kind, body)
         promotion_events.on_finetunejob(self.store, self.queues.promotions, meta["namespace"], meta["name"])
@@ -171,8 +174,10 @@ class Operator:
 def _promotions(
     kube: Kube, store: Store, queues: Queues, settings: Settings, writer: AliasWriter
 ) -> ModelPromotionReconciler:
+    """Create the reconciler of ModelPromotions."""
+
     def moved(model: str) -> None:
-        # Promotions whose source is this alias need not wait for the next resync.
+        # An alias of the model moved: promotions whose source is this alias need not wait for the next resync.
         promotion_events.on_model(store, queues.promotions, model)
 
     observer = ModelPromotionObserver(kube, store, settings, clock=time.monotonic)
@@ -181,6 +186,7 @@ def _promotions(
 
 
 def _measure(queues: Queues) -> None:
+    """Export the length of each queue, and the age of its oldest key."""
     for kind, queue in (("FineTuneJob", queues.finetunejobs), ("ModelPromotion", queues.promotions)):
         metrics.queue_depth.labels(kind).set_function(lambda queue=queue: len(queue))  # type: ignore[misc]
         metrics.queue_oldest_seconds.labels(kind).set_function(queue.oldest_age_seconds)
@@ -222,6 +228,7 @@ class _RepeatedRequests(logging.Filter):
         if record.levelno == logging.ERROR and "failed; will retry: " in message:
             record.levelno = logging.INFO if "APITooManyRequestsError" in message else logging.WARNING
             record.levelname = logging.getLevelName(record.levelno)
+        # The logger has checked only the original level.
         return record.levelno >= logging.getLogger().level
 
 

@@ -197,7 +197,7 @@ _loop_lock = threading.Lock()
 
 
 def _get_loop() -> asyncio.AbstractEventLoop:
-    """The event loop of `request_in_thread`, in a thread of its own."""
+    """The event loop of `request_in_thread`, in a thread of its own. The lock keeps two threads from starting two loops."""
     with _loop_lock:
         return _start_loop()
 
@@ -228,6 +228,7 @@ def _find_proxy(url: str) -> str | None:
 
 
 async def _read_body(response: aiohttp.ClientResponse, max_bytes: int, take: BodyConsumer) -> None:
+    """Give the body to `take` in parts, until `take` needs no more."""
     size, parts = 0, response.content.iter_chunked(_CHUNK_BYTES)
     while True:
         try:

@@ -46,6 +46,7 @@ def _check_pattern(values: Iterable[str | None], pattern: str, what: str) -> Non
 
 
 _STORAGE_PATTERN = r"/\S+|(s3a?|gs)://[^/\s]\S*|abfss://[^/@\s]+@[^/@\s]\S*"
+# Lists of a pod spec that are merged with the list of a job. The items of the named lists are merged by name.
 _TEMPLATE_LISTS = ("containers", "initContainers", "volumes", "tolerations")
 _NAMED_LISTS = ("containers", "initContainers", "volumes")
 

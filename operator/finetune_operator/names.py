@@ -28,11 +28,12 @@ LABEL_ATTEMPT = "finetune.dev/attempt"  # the operator and people: which trainin
 ANNOTATION_VERSION = "finetune.dev/version"  # the operator, on the evaluation's Job: the version to evaluate
 ANNOTATION_DIGEST = "finetune.dev/digest"  # the operator, on the evaluation's Job: what the results of a custom command depend on
 ANNOTATION_PROBE = (
-    "finetune.dev/began-with-one-pod"  # the operator, on the Job of an attempt after a server was away
+    "finetune.dev/began-with-one-pod"  # the operator, on the Job of an attempt after a server did not answer
 )
 LABEL_CONTROLLER = "batch.kubernetes.io/controller-uid"  # Kubernetes, on pods: the uid of their Job
 LABEL_QUEUE = "kueue.x-k8s.io/queue-name"  # Kueue, on Jobs and on a SparkApplication
 
+# Containers of the operator's pods.
 PREP_CONTAINER = "prep"
 TRAINER_CONTAINER = "trainer"
 EVALUATE_CONTAINER = "evaluate"
@@ -40,6 +41,7 @@ FETCH_CONTAINER = "fetch"
 CHECKOUT_CONTAINER = "checkout"
 DEPENDENCIES_CONTAINER = "dependencies"
 
+# Values of LABEL_COMPONENT, also used in names.
 PREP = "prep"
 EXECUTOR = "prep-executor"
 TRAIN = "train"

@@ -59,6 +59,7 @@ async def read(
         reason = ConditionReason.CREDENTIALS_UNREADABLE
         problem = f"the operator cannot read {what} ({error}): {remedy}"
     else:
+        # The Secret does not exist.
         if reference.optional:
             return None
         reason = ConditionReason.CREDENTIALS_MISSING

@@ -196,6 +196,7 @@ def _load_defaults(variable: str, path: str) -> Defaults:
 
 
 def _parse(variable: str, text: str, default: object) -> object:
+    """The value of a variable, in the type of its default."""
     if isinstance(default, Defaults):
         return _load_defaults(variable, text)
     if isinstance(default, tuple):

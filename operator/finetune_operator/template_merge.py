@@ -47,6 +47,7 @@ def merge(below: Any, above: Any, key: str = "") -> Any:
 
 
 def _merge_keyed(below: list[Any], above: list[Any], key: str, *, deep: bool) -> list[Any]:
+    """Merge lists whose items have a key. If both have an item with a key, the items are merged (`deep`), or the upper one is kept."""
     merged = {_identity(item, key, position): item for position, item in enumerate(below)}
     for position, item in enumerate(above, start=len(below)):
         identity = _identity(item, key, position)

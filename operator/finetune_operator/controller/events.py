@@ -73,7 +73,7 @@ _SILENT_REASONS = {
 }
 # Conditions that often repeat the reason and message of another condition.
 _SUMMARIES = {ConditionType.FAILED, ConditionType.PROMOTED}
-# Conditions for which a new message alone is reported: it is about another version.
+# Conditions for which a new message is reported even if status and reason stay the same: the message is about another version.
 _REPORTED_BY_MESSAGE = {
     ConditionType.SOURCE_READY,
     ConditionType.GATES_PASSED,
@@ -101,7 +101,10 @@ class Change(NamedTuple):
 
 
 def find_changes(before: Sequence[Condition], after: Sequence[Condition]) -> list[Change]:
-    """The changes to report, without repetition: only Failed reports the cause of a failure."""
+    """The changes to report, each cause once.
+
+    If Failed repeats a condition, only Failed is reported; if Promoted repeats a condition, only the other condition is.
+    """
     previous = {item.type: item for item in before}
     new = [item for item in after if _is_reportable(previous.get(item.type), item)]
     failed = [item for item in new if item.type == ConditionType.FAILED]
@@ -116,18 +119,20 @@ def find_changes(before: Sequence[Condition], after: Sequence[Condition]) -> lis
 
 
 def _includes(summary: Condition, item: Condition) -> bool:
-    """Whether a summary repeats a condition. NB: the message of Failed may go on with how to apply a corrected job."""
+    """Whether a summary repeats a condition. NB: Failed may add to the condition's message how to apply a corrected job."""
     return summary.reason == item.reason and summary.message.startswith(item.message)
 
 
 def _is_reportable(before: Condition | None, after: Condition) -> bool:
+    """Whether the change of a condition needs an Event."""
     if after.type in SUMMARY:
         return False
-    # An accepted resource and a registry that answers from the start are normal; why a resource is not accepted is always reported.
+    # An accepted resource is normal; any other reason of Accepted is reported, even one in _SILENT_REASONS.
     if (after.type, after.reason) == (ConditionType.ACCEPTED, ConditionReason.ACCEPTED):
         return False
     if after.reason in _SILENT_REASONS and after.type != ConditionType.ACCEPTED:
         return False
+    # A registry that answers from the start is normal.
     if after.type == ConditionType.REGISTRY_READY and after.status == "True" and before is None:
         return False
     if before is None or (before.status, before.reason) != (after.status, after.reason):

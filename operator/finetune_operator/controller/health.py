@@ -12,9 +12,9 @@ from aiohttp import web
 
 from finetune_operator.controller.workqueue import Queues
 
-# A resync that is this much late means that the loop, or the connection to the API server, is stuck.
+# If a resync is late by more than this, the event loop or the connection to the API server is stuck.
 _STUCK_SECONDS = 300.0
-# A resource that waits longer than this for a worker means that the operator does not keep up.
+# If a resource waits longer than this for a worker, the operator does not keep up.
 _LATE_SECONDS = 300.0
 READINESS_PATH = "/readyz"
 

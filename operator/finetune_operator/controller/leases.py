@@ -98,6 +98,7 @@ class Leases:
             )
 
     async def _take_over(self, body: Json) -> HeldLease:
+        """Replace the existing Lease if its holder has let it expire."""
         name = body["metadata"]["name"]
         current = await self.kube.get("Lease", self.namespace, name)
         if current is None:
@@ -111,6 +112,7 @@ class Leases:
             self._observed[name] = (state, now)
         spec = current.get("spec") or {}
         holder = spec.get("holderIdentity")
+        # The holder may run with a longer duration than this replica.
         if now - since < max(self.seconds, spec.get("leaseDurationSeconds") or 0):
             raise LeaseBusy(f"Lease {self.namespace}/{name} is held by {holder}")
         log.warning("took over Lease %s/%s, which %s let expire", self.namespace, name, holder)
@@ -131,6 +133,7 @@ class Leases:
             ) from error
 
     def _body(self, name: str, about: str) -> Json:
+        """The Lease as this process acquires it now."""
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         return {
             "apiVersion": "coordination.k8s.io/v1",

@@ -16,7 +16,7 @@ class UnreadableStatusError(ValueError):
 
 
 def read_spec(kind: type[Part], body: Json) -> tuple[Part | None, str | None]:
-    """The spec and None or, if it does not fit the schema, None and the reason."""
+    """The pair (spec, None) or, if the spec does not fit the schema, (None, reason)."""
     try:
         return kind.model_validate(body.get("spec") or {}), None
     except ValidationError as error:

@@ -43,8 +43,8 @@ def _shrink(kind: str, body: Json) -> Json:
 def _keep_first_deletion(stored: Json | None, body: Json) -> Json:
     """The object with the deletion fields of the first request to delete it.
 
-    NB: the kubelet deletes a stopped pod once more, without a grace period. According to the new fields, the deletion was requested only
-    after the containers had ended.
+    NB: the kubelet deletes a stopped pod once more, without a grace period. The fields of this second request would suggest that the
+    containers had ended before anyone deleted the pod.
     """
     deletion = {
         name: value for name, value in (stored or {}).get("metadata", {}).items() if name in _DELETION
@@ -178,11 +178,13 @@ class Store:
             owners = set(map(_identity, self.finetunejobs.values()))
             for child in ("Job", *COMPANIONS):
                 self._drop_unowned(child, owners, version)
-            # NB: not when the Pods are listed: at the first list, the FineTuneJobs that record deleted Jobs are not yet known.
+            # NB: not when the Pods are listed: at the first list, the FineTuneJobs that record deleted Jobs are not yet known. The
+            # pods of deleted and of recorded Jobs stay too.
             existing_jobs = self._jobs.union(*self._deleted_jobs.values(), *self._recorded.values())
             self._drop_unowned("Pod", existing_jobs, self._list_versions["Job"])
 
     def _put(self, kind: str, body: Json) -> None:
+        """Store an object, unless a newer state or its deletion is recorded."""
         key = _key(body)
         stored = self._objects[kind].get(key)
         if _version(body) < max(_version(stored) if stored else 0, self._deletions[kind].get(key, 0)):
@@ -213,6 +215,7 @@ class Store:
                 self._tombstones.setdefault(job, {})[_key(body)] = _shrink(kind, body)
 
     def _remove(self, kind: str, key: Key, version: int) -> None:
+        """Remove an object and its link to its owner. A removed Job is recorded as deleted."""
         body = self._objects[kind].pop(key, None)
         if body and kind == "FineTuneJob":
             self._recorded.pop(_identity(body), None)

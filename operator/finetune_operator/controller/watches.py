@@ -35,7 +35,7 @@ def build_registry(handlers: Handlers) -> kopf.OperatorRegistry:
 
     @kopf.on.startup(registry=kopf_registry)
     async def configure(settings: kopf.OperatorSettings, **_: Any) -> None:
-        # kopf does not watch namespaces and CRDs, and posts no Events: the operator writes its own.
+        # The operator does not need kopf's watches of namespaces and CRDs, and writes its own Events.
         settings.scanning.disabled = True
         settings.posting.enabled = False
         settings.networking.request_timeout = 30
@@ -46,7 +46,7 @@ def build_registry(handlers: Handlers) -> kopf.OperatorRegistry:
         )
         # NB: must be shorter than the pod's grace period. Nothing is lost: the next start lists everything.
         settings.process.ultimate_exiting_timeout = 20
-        # kopf sets no finalizer for handlers of events.
+        # kopf sets no finalizer for handlers of events, so no object ever gets this one.
         settings.persistence.finalizer = f"{GROUP}/unused"
 
     @kopf.on.login(registry=kopf_registry)

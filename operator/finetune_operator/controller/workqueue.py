@@ -27,6 +27,7 @@ class WorkQueue:
     _busy: set[str] = field(default_factory=set)
     _readded: set[str] = field(default_factory=set)
     _delayed: list[tuple[float, str]] = field(default_factory=list)
+    """A heap of (time, key). An entry counts only if `_due` has the same time for the key."""
     _due: dict[str, float] = field(default_factory=dict)
     _failures: dict[str, int] = field(default_factory=dict)
     _added_at: dict[str, float] = field(default_factory=dict)
@@ -107,6 +108,7 @@ class WorkQueue:
             self.add(key)
 
     def _move_due(self) -> None:
+        """Queue the keys whose delay has ended."""
         now = self.clock()
         while self._delayed and self._delayed[0][0] <= now:
             due, key = heapq.heappop(self._delayed)

@@ -143,7 +143,7 @@ class _Tokens(Refreshable):
         return Token(
             access_token=body["access_token"],
             token_type=body.get("token_type") or "Bearer",
-            expiry=datetime.now() + timedelta(seconds=int(body.get("expires_in") or 3600)),  # noqa: DTZ005, the SDK's own
+            expiry=datetime.now() + timedelta(seconds=int(body.get("expires_in") or 3600)),  # noqa: DTZ005 - naive, as in the SDK
         )
 
     def _endpoint(self) -> str:
@@ -162,6 +162,7 @@ class _Tokens(Refreshable):
         return endpoint
 
     def _request(self) -> tuple[dict[str, str], Any]:
+        """The form of a request for a token, and the authentication of the request."""
         access = self._access
         if not access.token_file:
             basic = requests.auth.HTTPBasicAuth(access.client_id, access.client_secret)

@@ -23,7 +23,7 @@ class Submission:
         compute: the compute of the run.
         conf: Spark settings for a new cluster.
         mlflow_run: id of the job's MLflow run; empty without one.
-        mlflow_host: address of the workspace or of the MLflow server that has this run.
+        mlflow_host: address of the workspace or of the MLflow server that contains the MLflow run.
     """
 
     name: str

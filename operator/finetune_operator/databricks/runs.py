@@ -131,6 +131,7 @@ def cancel(client: WorkspaceClient, run_id: str) -> None:
 
 
 def _classify_run(run: jobs.Run) -> RunState:
+    """The state of a run in one word."""
     status = run.status
     life = status.state if status else None
     if life == _Life.RUNNING:

@@ -1,4 +1,4 @@
-"""References to secrets of a Databricks workspace ({{secrets/scope/key}}), which it reads as the identity that logs in.
+"""References to secrets of a Databricks workspace: {{secrets/scope/key}}. The workspace reads the secret as the identity that logs in.
 
 https://docs.databricks.com/aws/en/security/secrets/secrets-spark-conf-env-var
 """
@@ -14,7 +14,7 @@ _REFERENCE = re.compile(r"\{\{\s*secrets/")
 
 
 def is_own_login(reference: LocalReference | None) -> bool:
-    """Whether the login comes from the namespace. NB: if an optional Secret is missing, the chart's login is used."""
+    """Whether the login always comes from the namespace. NB: if an optional Secret is missing, the chart's login is used."""
     return reference is not None and not reference.optional
 
 

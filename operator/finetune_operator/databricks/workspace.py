@@ -69,7 +69,7 @@ class translate_errors:  # noqa: N801
         _clients.reconsider(self._access, error)
         reason, message = _classify_error(error, self._access, self._what)
         log_reason(self._access, self._what, str(error))
-        # NB: without the cause, whose text may contain the credentials: a log would show it.
+        # NB: not `from error`: a log would show the text of the cause, which may contain the credentials.
         raise ExternalError(Problem(reason, mask(message, self._access.secrets))) from None
 
 
@@ -87,6 +87,7 @@ class _Clients:
         self._cached: OrderedDict[Access, WorkspaceClient] = OrderedDict()
 
     def get(self, credentials: Access) -> WorkspaceClient:
+        """A client with these credentials, from the cache or a new one."""
         with self._lock:
             cached = self._cached.get(credentials)
             if cached is not None:
@@ -103,6 +104,7 @@ class _Clients:
         return created
 
     def access(self, client: WorkspaceClient) -> Access:
+        """The credentials of a client."""
         from finetune_operator.databricks.login import Login
 
         config = client.config
@@ -177,6 +179,7 @@ def _describe_code(error: Exception) -> str:
     return ", ".join(part for part in parts if part) or "unknown error"
 
 
+# The causes that a message may show: errors of sockets and of TLS, and texts of the operator's own clients.
 _CAUSE = re.compile(
     r"\[Errno -?\d+\] [^'\")]+|\[SSL: \w+\] [^'\"(]+|HTTP \d{3} from the token endpoint|"
     r"the connection failed|its certificate is not trusted|its address is not valid|the connection was closed|"

@@ -79,13 +79,14 @@ class Advertisement:
 
     def _parse_line(self, line: bytes) -> None:
         _raise_reported_error(line)
-        # NB: some servers of version 2 do not send the line with the service before this one.
+        # NB: some servers of version 2 do not send the line with the service before the line with the version.
         if self._lines <= 1 and line == _VERSION_2:
             self.version_2 = True
         elif self._lines == 0:
             if not line.startswith(_SERVICE_LINE):
                 raise PacketError("no list of refs")
         elif self._lines == 1:
+            # In version 0, the first ref is followed by the capabilities.
             ref, _, capabilities = line.partition(b"\0")
             self._symbolic = _parse_symbolic_refs(capabilities.decode("utf-8", "replace"))
             self._keep(ref)

@@ -156,7 +156,7 @@ class Client:
 
     def _authorization(self) -> dict[str, str]:
         credentials = self.credentials
-        # NB: with such a header, the connection would fail, and the operator would treat this as an outage of the server for all jobs.
+        # NB: a header that HTTP does not allow would make the connection fail, which the operator would treat as an outage for all jobs.
         if not _SENDABLE.fullmatch(credentials.token):
             message = (
                 f"the token for MLflow at {self.uri} contains a line break or another character that HTTP does not allow, or is too long: correct "
@@ -210,6 +210,7 @@ class Client:
         if not code:
             message = f"MLflow at {self.uri} failed at {path} ({why}): read the log of the server"
         elif code in (MISSING, EXISTS):
+            # The code itself is the reason, and callers expect it.
             message = f"MLflow at {self.uri} refuses {path} ({why})"
         else:
             message = (

@@ -206,6 +206,7 @@ def _experiment_id(client: Client, experiment: Json) -> str:
 
 
 def _ensure_experiment(client: Client, name: str) -> str:
+    """The id of an experiment, which is created if it does not exist."""
     experiment = _get_experiment(client, name)
     if experiment is None:
         try:

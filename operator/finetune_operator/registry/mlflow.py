@@ -90,7 +90,7 @@ class MlflowRegistry:
         """The version that a run registered, the newest if there are several, with its tags, and which of `aliases` point at it."""
         client = self._registry
         with client.parsing_answer():
-            # NB: a model's name may contain quotes, which the filter's grammar cannot express.
+            # NB: a model's name may contain quotes, which the filter's grammar cannot express, so the names are compared here.
             versions = [
                 item
                 for item in read_pages(

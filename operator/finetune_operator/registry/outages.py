@@ -29,6 +29,7 @@ class Outages:
     clock: Callable[[], float]
     seconds: float
     _until: dict[Hashable, tuple[float, Problem]] = field(default_factory=dict)
+    """By server: until when it is not contacted, and why."""
 
     async def ask(self, server: Hashable, call: Callable[[], Answer]) -> Answer:
         """Call a function in a thread, and return its result. During an outage of the server, raise the problem instead.
@@ -62,6 +63,7 @@ class Outages:
     async def _attempt(
         self, server: Hashable, call: Callable[[], Answer], is_remembered: Callable[[Problem], bool]
     ) -> Answer:
+        """Call a function in a thread, unless the server is not contacted now, and remember some of its problems."""
         problem = self.of(server)
         if problem:
             raise ExternalError(problem)

@@ -172,6 +172,7 @@ class UnityRegistry:
                 return
 
     def _request(self, method: str, path: str, fields: Mapping[str, str]) -> dict[str, Any]:
+        """Send a request about versions, and return the answer."""
         workspace_id = self.workspace.config.workspace_id
         headers = {"Accept": "application/json"} | (
             {"X-Databricks-Workspace-Id": workspace_id} if workspace_id else {}
