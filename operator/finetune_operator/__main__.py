@@ -219,8 +219,8 @@ async def _close_run_of_deleted(observer: FineTuneJobObserver, body: Json) -> No
 class _RepeatedRequests(logging.Filter):
     """Lowers the level of requests that kopf repeats: only the last failed attempt is an error.
 
-    An answer with status 429, which is usual for a moment after a CRD was installed, becomes INFO: it names the time of the next
-    attempt. Any other failure that kopf repeats becomes WARNING.
+    A failure with status 429, which is usual for a moment after a CRD was installed, becomes INFO. Any other failure that kopf repeats
+    becomes WARNING.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:

@@ -46,7 +46,7 @@ def _check_pattern(values: Iterable[str | None], pattern: str, what: str) -> Non
 
 
 _STORAGE_PATTERN = r"/\S+|(s3a?|gs)://[^/\s]\S*|abfss://[^/@\s]+@[^/@\s]\S*"
-# Lists of a pod spec that are merged with the list of a job. The items of the named lists are merged by name.
+# Fields of a pod spec that must be lists of objects. The items of the named lists are merged with a job's items by name.
 _TEMPLATE_LISTS = ("containers", "initContainers", "volumes", "tolerations")
 _NAMED_LISTS = ("containers", "initContainers", "volumes")
 

@@ -48,7 +48,7 @@ class Leases:
     seconds: int
     clock: Callable[[], float]
     _observed: dict[str, tuple[tuple[str, str], float]] = field(default_factory=dict)
-    """By name: uid and version of a Lease that another replica holds, and when this replica first saw them."""
+    """By name of a Lease that another replica holds: its uid and version, and when this replica first saw this version."""
 
     async def acquire(self, name: str, about: str) -> HeldLease:
         """Create the Lease, or take over an expired Lease.

@@ -44,7 +44,8 @@ def build_registry(handlers: Handlers) -> kopf.OperatorRegistry:
         settings.watching.label_selectors.update(
             dict.fromkeys(("jobs", "pods", "services", "configmaps"), names.LABEL_UID)
         )
-        # NB: must be shorter than the pod's grace period. Nothing is lost: the next start lists everything.
+        # NB: this timeout must be shorter than the pod's grace period. A handler that is stopped loses nothing: the next start lists
+        # everything.
         settings.process.ultimate_exiting_timeout = 20
         # kopf sets no finalizer for handlers of events, so no object ever gets this one.
         settings.persistence.finalizer = f"{GROUP}/unused"

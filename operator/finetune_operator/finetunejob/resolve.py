@@ -30,7 +30,7 @@ def resolve(
 
     Args:
         earlier: the values that were resolved when the job was accepted; later changes of the installation do not affect them. None
-            before. Pod settings always come from the current installation, and apply from the next pod on.
+            if the job is not accepted yet. Pod settings always come from the current installation, and apply from the next pod on.
     """
     filled = earlier or resolved(spec, namespace=namespace, name=name, defaults=defaults)
     job_queue = spec.run_policy.queue_name
@@ -94,7 +94,7 @@ def _catalog(spec: FineTuneJobSpec, defaults: Defaults) -> Catalog | None:
 
 
 def _output(spec: FineTuneJobSpec, namespace: str, name: str, defaults: Defaults) -> str | None:
-    """Return the output in the spec, or a folder in the chart's storage, which jobs with the same preparation share if they are allowed to."""
+    """Return the output in the spec, or a folder in the chart's storage. Jobs with the same preparation share it, unless reuse is Never."""
     data, prepare = spec.data, spec.prepare
     if data is None or spec.model is None or prepare is None or prepare.output:
         return prepare.output if prepare else None

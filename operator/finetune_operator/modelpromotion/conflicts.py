@@ -82,7 +82,7 @@ class ConflictFinder:
         """
         claim = self._claim(spec.model_dump(mode="json", by_alias=True))
         for rival in self._older(promotion, lambda spec: self._keeps(spec, claim)):
-            # A promotion that needs a user to get to its registry does not keep the alias.
+            # A promotion that cannot use its registry until a user acts does not manage the alias.
             if not _is_blocked(rival) and await self._same_registry(promotion, spec, rival):
                 return rival.key
         return None

@@ -227,7 +227,7 @@ def _explain_lost_pods(number: int, failed: Json) -> LastFailure:
 def _failure_reason(
     failure: LastFailure, deleted_pod: pod_state.Exit | None, init_reason: ConditionReason | None
 ) -> str | None:
-    """The reason under which the status records a failure. The reason for an init container replaces only UNEXPLAINED."""
+    """The reason under which the status records a failure. `init_reason` replaces only the kubelet's reason UNEXPLAINED."""
     if deleted_pod:
         return _POD_DELETED
     return init_reason.value if init_reason and failure.reason == pod_state.UNEXPLAINED else failure.reason

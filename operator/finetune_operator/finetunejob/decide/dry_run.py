@@ -130,7 +130,7 @@ def _controller(draft: Draft) -> Json:
 
 
 def _record(draft: Draft, answer: DryRunAnswer) -> Condition | None:
-    """Record the answer in the status. Without a preparation record only a rejection: the pods report everything else."""
+    """Record the answer in the status. For a job without a preparation, record only a rejection: its pods report everything else."""
     message = f"{answer.message}{_remedy(draft, answer)}"
     draft.set(ConditionType.PODS_ADMITTED, answer.admitted, answer.reason, message)
     pods_admitted = draft.condition(ConditionType.PODS_ADMITTED)

@@ -14,7 +14,7 @@ from finetune_operator.finetunejob.pods import pod_state
 def summarize_nodes(attempt_pods: Sequence[Json], *, desired: int) -> Nodes:
     """Summarize how many pods are ready, and where the first 64 pods with a node run, by node rank.
 
-    NB: pods without a node are left out, so that a gang that is scheduled at once causes one write of the status.
+    NB: pods without a node are left out. If all pods of a gang get their nodes at once, the status is then written once.
     """
     ready = min(pod_state.count_ready(attempt_pods), desired)
     placed = [_place_pod(pod) for pod in attempt_pods if pod.get("spec", {}).get("nodeName")]

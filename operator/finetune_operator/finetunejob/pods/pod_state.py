@@ -71,7 +71,7 @@ def describe_pods(pods: Sequence[Json]) -> str:
 
 
 def describe_pod(name: str, node: str | None) -> str:
-    """A pod with its node, where it has one."""
+    """A pod with its node, if it has one."""
     return f"pod {name} on node {node}" if node else f"pod {name}"
 
 
@@ -124,7 +124,7 @@ def is_ready(pod: Json) -> bool:
 
 
 def _containers_succeeded(status: Json) -> bool:
-    """Whether the main container exited with 0; in a pod without one in _MAIN, whether all containers did.
+    """Whether the main container exited with 0; in a pod without a container in _MAIN, whether all containers did.
 
     The kubelet reports these exits shortly before the phase Succeeded, or long before if another container keeps running.
     """

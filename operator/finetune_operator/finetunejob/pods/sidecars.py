@@ -29,7 +29,7 @@ def has_completed(job: Json, job_pods: Sequence[Json], container: str, *, nodes:
 
 
 def _has_succeeded(job_pods: Sequence[Json], container: str, *, nodes: int) -> bool:
-    """Whether the main containers on all nodes have succeeded, which the phase of at least one pod does not show."""
+    """Whether the main containers on all nodes have succeeded, although the phase of at least one pod does not show it."""
     succeeded = [ended for ended in pod_state.exits(job_pods, container) if ended.code == 0]
     return (
         any(ended.is_outlived for ended in succeeded)
@@ -40,8 +40,8 @@ def _has_succeeded(job_pods: Sequence[Json], container: str, *, nodes: int) -> b
 def find_failure(job: Json, job_pods: Sequence[Json], container: str, now: datetime) -> Json | None:
     """Return the condition Failed of a Job; None if it has not failed.
 
-    The condition is empty if a main container has failed while a container beside it keeps the Job running. NB: call
-    `has_completed` first: a Job whose main containers have succeeded still fails if a container beside them fails.
+    The condition is empty if a main container has failed while another container keeps the Job running. NB: call `has_completed`
+    first: a Job whose main containers have succeeded still fails if another container fails.
     """
     failed = job_condition(job, "Failed")
     if failed is None and _has_failed(job_pods, container, now):
@@ -50,7 +50,7 @@ def find_failure(job: Json, job_pods: Sequence[Json], container: str, now: datet
 
 
 def _has_failed(job_pods: Sequence[Json], container: str, now: datetime) -> bool:
-    """Whether a main container has failed, which the phase of its pod does not show, and the other ranks have had time to end."""
+    """Whether a main container has failed, although the phase of its pod does not show it, and the other ranks have had time to end."""
     failed = [ended for ended in find_outlived(job_pods, container) if ended.code]
     if not failed:
         return False

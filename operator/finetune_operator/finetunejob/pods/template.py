@@ -20,7 +20,7 @@ _GRACE_SECONDS = 120
 # Retries after failures that neither the recipe nor the data caused, such as a crash of the JVM or an unreachable MLflow.
 _BACKOFF_LIMIT = 2
 _TMP = "/tmp"  # noqa: S108
-# So that the Hub's client in a user's script uses the cache too.
+# With this variable, the Hub's client in a user's script uses the cache too.
 _HUB_IN_CACHE = (
     {"name": "HF_HUB_CACHE", "value": f"{contract.MODEL_CACHE_PATH}/{contract.MODEL_CACHE_HUB}"},
 )
@@ -58,7 +58,7 @@ def labels(ftj: FineTuneJob, component: str, attempt: int | None = None) -> dict
 
 
 def metadata(ftj: FineTuneJob, name: str, component: str, attempt: int | None = None) -> Json:
-    """Metadata of a child, owned by the job: deleted with it."""
+    """Metadata of a child. The job owns the child, which is therefore deleted with the job."""
     return {
         "name": name,
         "namespace": ftj.namespace,

@@ -44,7 +44,7 @@ def find_missing_workspace(spec: FineTuneJobSpec, settings: Settings) -> str | N
 
 
 def login(spec: FineTuneJobSpec, settings: Settings, container: str) -> Json:
-    """Return the part of the prep pod's template with the login to the catalog; empty if the pod needs no other login than for tracking.
+    """Return the part of the prep pod's template with the login to the catalog; empty if the pod needs no login besides that for tracking.
 
     NB: the pod gets only the login keys of a Secret. Executors get no login: the driver requests credentials for the files from the
     catalog, and passes them on.
@@ -63,7 +63,7 @@ def _catalog_of(spec: FineTuneJobSpec) -> Catalog | None:
 
 
 def _is_federated(catalog: Catalog, spec: FineTuneJobSpec, settings: Settings) -> bool:
-    """Whether the pod logs in to the chart's workspace with its ServiceAccount for the catalog only, not for tracking too."""
+    """Whether the pod logs in to the chart's workspace with its ServiceAccount for the catalog, and not already for tracking."""
     has_secret = catalog.databricks and catalog.databricks.secret_ref
     return catalog.type == "Databricks" and not has_secret and not settings.on_databricks(spec.tracking)
 

@@ -47,8 +47,8 @@ _ENDED = (_COMPLETED, _FAILED, _DELETED)
 _RERUN_STATES = ("PendingRerun", "Invalidating")
 # How long the spark-operator may take to see a SparkApplication.
 _OPERATOR_TIMEOUT = timedelta(seconds=60)
-# The least time from the creation of a SparkApplication that fails to the next one, doubled after each failure, as for the pods of a
-# Job. If the run took longer, the next one starts at once.
+# The minimum time between the creation of a SparkApplication that fails and the creation of the next one. It doubles after each
+# failure, as for the pods of a Job. If the run took longer, the next one is created at once.
 _RETRY_DELAY = timedelta(seconds=10)
 _STATE_DESCRIPTIONS = {
     "Submitted": "was submitted, and its driver is starting",
@@ -99,7 +99,7 @@ class SparkApplicationBackend(Backend):
         return application is not None and application.state not in _ENDED
 
     def reads_custom_kind(self, ftj: FineTuneJob) -> bool:
-        # NB: until the result is known; for a finished job, until nothing of it runs.
+        # NB: the objects are read until the result is known; for a finished job, until nothing of it runs.
         return self.has_begun(ftj, {}) if ftj.is_finished else not ftj.holds(ConditionType.PREPARED)
 
     def prepare(self, draft: Draft) -> Outcome:

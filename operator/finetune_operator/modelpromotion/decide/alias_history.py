@@ -31,8 +31,8 @@ def _replaces_bad_version(draft: Draft, version: str) -> bool:
     last = next(gained, None)
     if last is None or last.reason != "Reverted":
         return last is not None and last.reason == "RolledBack"
-    # NB: the revert of a revert moves forward again, to the version that was promoted last and may never have completed its canary: this
-    # replaces no bad version.
+    # NB: the revert of a revert moves the alias forward again, to the version that was promoted last. It replaces no bad version, and
+    # this version may never have completed its canary.
     reverted = (version, last.from_version)
     promoted = (
         move.to_version for move in history if move.reason == "Promoted" and move.to_version in reverted

@@ -68,7 +68,7 @@ class Draft(StatusBuilder[ModelPromotionStatus]):
     def lost(self) -> str | None:
         """The version whose deletion removed the alias, until the alias is set again."""
         since = self.status.watch_start_time
-        # A repair that removed the alias did not set it again.
+        # Repairs that removed the alias are skipped: they did not set it again.
         last = next(
             (move for move in self.status.history if (move.reason, move.to_version) != ("Repaired", None)),
             None,
