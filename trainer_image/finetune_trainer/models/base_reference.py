@@ -73,7 +73,7 @@ def compute_digest(folder: Path) -> str:
     """Return the SHA-256 of the names and contents of a model's weights and config, as `sha256:<hex>`.
 
     The weights of a Hub model are not read: the Hub's client names them by their digests. Reading any other file costs little: a
-    download is still in the memory of the machine, and a file on a volume stays there until the model is loaded.
+    download is still in the memory of the machine, and a file on a volume stays in memory until the model is loaded.
     """
     files = _list_files(folder)
     with ThreadPoolExecutor(_MAX_THREADS) as readers:

@@ -111,6 +111,7 @@ class Cache:
         """Hold the lock of an entry, and yield True; yield False on a volume without locks, where several pods may write at once."""
         folder = self.root / "locks"
         folder.mkdir(parents=True, exist_ok=True)
+        # Pods of any user may take the lock. NB: a soft lock, a plain file, would outlive a pod that is killed.
         lock = FileLock(folder / f"{name}.lock", mode=0o666, fallback_to_soft=False)
         is_locked = _acquire(lock)
         try:
@@ -151,6 +152,7 @@ def _write(entry: Path, key: Any, fill: Callable[[Path], None], *, alone: bool) 
         manifest = {"key": key, "files": _read_sizes(files)}
         (partial / _MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
         _sync(partial)
+        # `mkdtemp` makes a folder that only its owner can read.
         partial.chmod(0o755)
         _rename(partial, entry)
     finally:

@@ -202,6 +202,7 @@ def _fetch(uri: str, place: _Place, revision: str | None, *, without_weights: bo
     if uri.startswith("models:/"):
         return model_files.read_version(*_fetch_from_mlflow(uri, place, without_weights=without_weights))
     snapshot = _fetch_from_hub(uri, revision, place.cache, without_weights=without_weights)
+    # The Hub's client names the folder of a snapshot by its commit.
     return model_files.read_folder(snapshot, Origin(uri, snapshot.name))
 
 
@@ -220,6 +221,7 @@ def _find_on_volume(uri: str) -> Path:
     if manifest.is_file():
         files = (file for file in folder.rglob("*") if file.is_file())
         sizes = {file.relative_to(folder).as_posix(): file.stat().st_size for file in files}
+        # Refuses an incomplete model.
         list_model_files(uri, manifest.read_bytes(), sizes)
     return folder
 
@@ -260,7 +262,7 @@ def _fetch_from_mlflow(uri: str, place: _Place, *, without_weights: bool) -> tup
         folder = place.fill_folder(lambda: _build_version_key(repository, version), part, download) / inner
     if not folder.is_dir():
         raise _not_found_error(uri, "name a folder of the version")
-    # A logged model has no name and version, and its URI no alias.
+    # A logged model has no name and no version number, and its URI has no alias to replace.
     if repository.model_name is None:
         return folder, Origin(uri)
     version_uri = f"models:/{repository.model_name}/{repository.model_version}"

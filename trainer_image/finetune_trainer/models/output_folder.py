@@ -133,10 +133,11 @@ class ModelFolder:
             manifest = self._build_manifest(self._check())
             earlier = manifest.names()
             self._write(replace(manifest, begun=sorted({*earlier, *names})))
-            # NB: a loader that ignores the manifest takes a folder with a configuration for a complete model, and an earlier attempt's
-            # index for the list of its weights.
+            # NB: a loader that ignores the manifest would take a folder with an old configuration for a complete model, and an old index
+            # for the list of the weights, so both are deleted before anything is written.
             self._remove({name for name in earlier if _is_config(name) or name not in sizes})
             for name in names:
+                # A later attempt may have taken over the folder since the last file.
                 self._check()
                 target = f"{path}/{name}"
                 filesystems.make_folder(files, str(PurePosixPath(target).parent))
@@ -271,7 +272,7 @@ def list_model_files(uri: str, manifest: bytes, sizes: Mapping[str, int]) -> set
         RecipeRefusedError: the model is incomplete.
     """
     parsed = Manifest.read(manifest)
-    # No job wrote the file, so it does not limit the model to some of the files.
+    # No job wrote this manifest, so it does not limit the model to some of the files.
     if parsed is None:
         return set(sizes)
     missing = parsed.explain_incomplete(sizes)

@@ -18,8 +18,11 @@ from finetune_trainer.pod import exit_status
 
 # git gives up after _SLOW_SECONDS with fewer than _SLOW_BYTES received per second.
 _SLOW_BYTES, _SLOW_SECONDS = 1000, 60
+# What git prints if the server does not send a commit by its hash.
 _NOT_SENT = re.compile(r"not our ref|unadvertised object|reference is not a tree|couldn't find remote ref")
+# What git prints if the server rejects the login, or requires one.
 _NO_LOGIN = re.compile(r"Authentication failed|could not read (Username|Password)|error: 40[13]\b")
+# What git prints if the server does not answer.
 # NB: the operator's installer of packages has the same expression, and neither can import the other.
 _AWAY = re.compile(
     r"Could not resolve|Failed (?:to )?connect to|Empty reply from server|Connection (?:timed out|reset|refused)|"
@@ -75,7 +78,7 @@ def checkout(url: str, commit: str, folder: Path) -> None:
     git("init", "--quiet", f"--object-format={_FORMATS[len(commit)]}")
     git("remote", "add", "origin", url)
     _fetch(git, url, commit)
-    # git returns what it prints on failure: here, that there is no such commit.
+    # The call returns a text only if git fails: then the commit does not exist.
     if git("cat-file", "-e", f"{commit}^{{commit}}", may_fail=True):
         message = f"the repository {url} does not have commit {commit}: create the job with a commit that exists, a branch or a tag"
         raise NoCommitError(message)
@@ -134,7 +137,8 @@ def _read_password() -> str:
 
 
 def _grant_access(folder: Path) -> None:
-    """Let the user of any image read and write the files: the container with the command may run as another user."""
+    """Let any user read and write the files: the container that runs the user's command may have another user."""
+    # Only the owner of a file may change its mode.
     for path in (folder, *folder.rglob("*")):
         if not path.is_symlink() and path.stat().st_uid == os.getuid():
             path.chmod(path.stat().st_mode | (0o777 if path.is_dir() else 0o666))

@@ -50,9 +50,9 @@ _FINAL_CODES = frozenset(
     }
 )
 
-# The query of an address, which may lack a host.
+# The query of an address in a text; urllib3 logs addresses without their hosts.
 _QUERY = re.compile(r"\?[^\s'\"<>()]*=[^\s'\"<>()]*")
-# Loggers that print the addresses that large files are uploaded to.
+# Loggers that print the signed addresses to which large files are uploaded.
 _NAMING_ADDRESSES = ("mlflow.store.artifact.http_artifact_repo", "urllib3.connectionpool")
 
 Entry = tuple[str, float, int, int]
@@ -160,7 +160,7 @@ class Tracker:
         self._enqueue(lambda: self._calls.append(lambda mlflow: self._log_artifacts(mlflow, files, place)))
 
     def table(self, file: Path, place: str) -> None:
-        """Upload a table of MLflow, a JSON file with columns and data, to a folder of the run's artifacts, in place of an older one.
+        """Upload a table of MLflow, a JSON file with columns and data, to a folder of the run's artifacts; replace a file of the same name.
 
         The file must stay until the tracker is closed.
         """
@@ -299,7 +299,7 @@ class Tracker:
         mlflow.log_inputs(self._run(), [DatasetInput(dataset._to_mlflow_entity(), [context])])  # noqa: SLF001
 
     def _run(self) -> str:
-        assert self.run_id is not None  # noqa: S101 - the thread runs only then
+        assert self.run_id is not None  # noqa: S101 - without a run, there is no thread that calls this
         return self.run_id
 
 

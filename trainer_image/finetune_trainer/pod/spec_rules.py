@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _NOT_IN_SPEC = {"kind", "job", "prepared", "parameters"}
 _OLD_SELF = "oldSelf"
-# Levels of precedence in celpy's grammar: a node of these with one child has the value of that child.
+# Kinds of nodes in celpy's grammar, one for each level of precedence: a node of such a kind with only one child has the value of the child.
 _LEVELS = {
     "expr",
     "conditionalor",
@@ -66,6 +66,7 @@ def check_columns(recipe: Recipe, complete_recipe: Recipe) -> None:
         sentence for sentence in find_violations_of_recipe(complete_recipe) if sentence not in accepted
     ]
     columns = complete_recipe.data.columns
+    # A complete recipe always has columns.
     if violations and columns is not None:
         raise RecipeRefusedError(f"{'; '.join(violations)}; the data has columns of type {columns.type}")
 
@@ -79,7 +80,7 @@ def find_violations_of_recipe(recipe: Recipe) -> list[str]:
 def find_violations(schema: Schema, value: Any, path: str = "") -> Iterator[str]:
     """Yield the sentences of the rules of a schema that a new object violates, in the words of the API server.
 
-    The field is put before a sentence that does not begin with it.
+    A sentence that does not begin with the field is prefixed with it.
 
     Args:
         schema: of a CustomResourceDefinition, or a part of one.
@@ -114,7 +115,7 @@ def _build_spec(recipe: Recipe, schema: Schema) -> Json:
     if recipe.data.source is not None:
         # The spec has no splits: the operator adds the splits that the job prepared.
         spec["data"].pop("splits", None)
-    # In the API, the default of learningRate depends on the method; the operator sets it.
+    # `exclude_defaults` may have dropped learningRate. Its default in the API depends on the method, so the spec must contain the value.
     spec["training"] = {**spec.get("training", {}), "learningRate": recipe.training.learning_rate}
     without_empty: Json = _drop_empty(schema, spec)
     return without_empty
@@ -155,7 +156,7 @@ def _find_violations(schema: Schema, value: Any, path: str) -> Iterator[str]:
 
 
 def _is_transition(rule: Schema) -> bool:
-    """Whether a rule compares an object with the object that it replaces."""
+    """Whether a rule applies only to updates: it compares an object with the object that it replaces, and does not make oldSelf optional."""
     return _OLD_SELF in rule["rule"] and not rule.get("optionalOldSelf", False)
 
 

@@ -27,12 +27,13 @@ PART = ".tmp"
 _CLIENTS = frozenset({"adlfs", "aiobotocore", "aiohttp", "azure", "botocore", "gcsfs", "google", "s3fs"})
 _UNAUTHORIZED = (401, 403)
 _NOT_IMPLEMENTED = 501
+# Classes of the clients' errors if the environment has no login.
 _NO_LOGIN = frozenset(
     {"NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError", "NoLoginError"}
 )
 _VOLUMES = "/Volumes/"
 _HOSTS = (".dfs.core.windows.net", ".blob.core.windows.net")
-# Both log every error, also those that are retried with success or raised.
+# Loggers of clients that log every error, even an error that is raised, or retried with success.
 _NOISY_LOGGERS = ("gcsfs", "azure")
 
 
@@ -82,6 +83,7 @@ def is_object_store(uri: str) -> bool:
 
 def is_in_unity_catalog(uri: str) -> bool:
     """Return whether a path is in a Unity Catalog volume that is not mounted on this machine; Databricks mounts volumes."""
+    # The first five parts are the path of the volume: /, Volumes, the catalog, the schema and the volume.
     return uri.startswith(_VOLUMES) and not Path(*Path(uri).parts[:5]).is_dir()
 
 
@@ -92,6 +94,7 @@ def build_delta_options(uri: str) -> dict[str, str]:
         endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL", "")
         return {"AWS_ALLOW_HTTP": "true"} if endpoint.startswith("http://") else {}
     if scheme == _GS and _emulator_address():
+        # deltalake reads the address of an emulator, and that it needs no login, from a service account's key.
         anonymous = {
             "gcs_base_url": _emulator_address(),
             "disable_oauth": True,
@@ -139,7 +142,7 @@ def _emulator_address() -> str:
 
 
 def _find_azure_login(uri: str) -> dict[str, str]:
-    """Return the environment's key or connection string for the account of a URI; empty if it has none, see `_create_azure_identity`."""
+    """Return the environment's key or connection string for the account of a URI; empty if the environment has neither."""
     account, key = _parse_account(uri), os.environ.get("AZURE_STORAGE_KEY")
     connection = os.environ.get("AZURE_STORAGE_CONNECTION_STRING", "")
     if _parse_connection_string(connection).get("AccountName") == account:
@@ -260,7 +263,8 @@ def write_atomically(files: AbstractFileSystem, path: str, content: bytes) -> No
 def create_file(files: AbstractFileSystem, path: str, content: bytes) -> None:
     """Write a file that does not exist yet: only one of several writers succeeds.
 
-    NB: on a volume, others may see it empty for a moment, or for good if the pod is killed then.
+    NB: on a volume, others may see it empty for a moment, or for good if the pod is killed then. In a store without conditional
+    writes, every writer succeeds, and the last one wins.
 
     Raises:
         FileExistsError: the file exists.
@@ -285,7 +289,7 @@ def _lacks_conditional_writes(error: Exception) -> bool:
 
 @contextmanager
 def tolerate_failures(consequence: str) -> Iterator[None]:
-    """Print a storage error of the block, after its consequence, and continue; any other error is raised."""
+    """If the block fails with a storage error, print `consequence` and the error, and continue; any other error is raised."""
     try:
         yield
     except Exception as error:
@@ -303,6 +307,6 @@ def _iterate_causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _describe_os_error(error: OSError) -> str:
-    # NB: for a missing file, some clients report only its name.
+    # NB: for a missing file, the message of some clients is only the file's name.
     line = first_line(error)[:300]
     return f"{line} does not exist" if isinstance(error, FileNotFoundError) and " " not in line else line

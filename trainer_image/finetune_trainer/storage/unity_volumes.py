@@ -30,8 +30,8 @@ _REFUSALS = re.compile(
 )
 # What the SDK reports if it finds no login in the environment.
 _NO_LOGIN = "cannot configure default credentials"
-# Errors that the SDK raises, in addition to its own, on an unexpected answer of a server, or of the login server: the SDK renews a
-# login in the middle of a request.
+# Errors that the SDK raises, in addition to its own, on an unexpected answer of the workspace, or of the login server, which it may
+# call within any request to renew the login.
 _UNEXPECTED = (ValueError, KeyError, NotImplementedError)
 
 
@@ -45,7 +45,7 @@ class VolumesFileSystem(AbstractFileSystem):
     The login comes from the environment, in the variables of the databricks-sdk. A file is written to a temporary file of this machine, and
     uploaded when it is closed: others see it complete or not at all.
 
-    All methods raise OSError: FileNotFoundError, PermissionError for a login that is refused, NoLoginError without one.
+    All methods raise OSError: FileNotFoundError, PermissionError for a login that is refused, NoLoginError without a login.
     """
 
     protocol = ("volumes",)
@@ -57,7 +57,7 @@ class VolumesFileSystem(AbstractFileSystem):
         return path.removeprefix("volumes://").rstrip("/")
 
     def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
-        """List a folder, or name a file."""
+        """List a folder; for a file, return its own entry."""
         path = self._strip_protocol(path)
         try:
             with _open_api(path) as files:
@@ -75,7 +75,7 @@ class VolumesFileSystem(AbstractFileSystem):
         return entries if detail else [entry["name"] for entry in entries]
 
     def info(self, path: str, **_: Any) -> dict[str, Any]:
-        """Say what a path is."""
+        """Return the entry of a file or a folder."""
         path = self._strip_protocol(path)
         try:
             return self._file(path)
@@ -153,7 +153,7 @@ class VolumesFileSystem(AbstractFileSystem):
             shutil.copyfileobj(source, target)
 
     def put_file(self, lpath: str, rpath: str, **_: Any) -> None:
-        """Upload a file; a large one in parts, several at a time."""
+        """Upload a file; a large file is uploaded in parallel parts."""
         path = self._strip_protocol(rpath)
         with _open_api(path) as files:
             files.upload_from(path, lpath, overwrite=True)
@@ -162,7 +162,8 @@ class VolumesFileSystem(AbstractFileSystem):
         """Download a file."""
         path = self._strip_protocol(rpath)
         with _open_api(path) as files:
-            # NB: in SDK 0.156, parallel downloads switch from the store's own addresses to the API at their first part.
+            # NB: in SDK 0.156, parallel downloads switch from the store's own addresses to the API at their first part,
+            # so this download is not parallel.
             files.download_to(path, lpath)
 
     def _open(self, path: str, mode: str = "rb", **_: Any) -> io.BufferedIOBase:
@@ -262,5 +263,5 @@ def _create_client(_environment: frozenset[tuple[str, str]]) -> WorkspaceClient:
 
 
 def _name_volume(path: str) -> str:
-    """Return the name of the volume of a path."""
+    """Return the full name of the volume of a path: catalog.schema.volume."""
     return ".".join(path.split("/")[2:5])
