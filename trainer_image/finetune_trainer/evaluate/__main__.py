@@ -1,4 +1,4 @@
-"""`finetune-evaluate`: evaluate a version by the recipe at FINETUNE_RECIPE, or fetch it for another command."""
+"""`finetune-evaluate`: evaluate a version by the recipe at FINETUNE_RECIPE, or fetch it for the user's own command."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class Decoding:
     batch_size: int
 
     def answers(self, network: Network, questions: Sequence[Question], device: torch.device) -> list[str]:
-        """Return a model's answer to each question; empty if the question leaves no room for one in the model's context."""
+        """Return a model's answer to each question; empty if the question leaves no room for an answer in the model's context."""
         answers = [""] * len(questions)
         prompts = [question.tokens or self._begin for question in questions]
         for room, batch in self._group_by_length(network, prompts):
@@ -62,6 +62,7 @@ class Decoding:
             # equal length share a batch.
             return min(room, self.max_new_tokens), length if virtual else 0
 
+        # `groupby` needs prompts with the same room next to each other.
         order = sorted(range(len(prompts)), key=lambda at: len(prompts[at]), reverse=True)
         for (room, _), group in groupby(order, key):
             group_indices = list(group)

@@ -47,7 +47,7 @@ def run(recipe: Recipe, uri: str) -> EvaluationResult:
     """Evaluate a registered version and, unless evaluation.baseModel is false, the model that it was trained from.
 
     Args:
-        recipe: one with data.splits and evaluation.
+        recipe: a recipe with data.splits and evaluation.
         uri: the version, such as models:/name/3.
 
     Raises:

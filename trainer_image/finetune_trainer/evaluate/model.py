@@ -96,7 +96,7 @@ def load_model(
         spec: the address of the model, for errors, and whether its own code may run.
         field: how messages name the model.
         device: where the model computes.
-        new: the new tokens, for which the model gets the embedding rows that it had before the first step of the training.
+        new: the new tokens; the model gets the same embedding rows for them as before the first step of the training.
         dtype: type of the computation.
 
     Raises:
@@ -109,7 +109,7 @@ def load_model(
         yield network
     finally:
         network.model = torch.nn.Identity()
-        # NB: the output layer may be tied to the embedding, and would keep its memory.
+        # NB: the output layer may be tied to the embedding, and would keep the embedding in memory.
         del network.head.layer
         gc.collect()
         if device.type == "cuda":
@@ -131,6 +131,7 @@ def _load_weights(
         if source.adapter is not None:
             model = merge.load_adapter(model, source.adapter)
         if new.ids:
+            # Rows are added to a plain model, so its adapter is merged first.
             model = model.merge_and_unload() if source.adapter is not None else model
             new.enlarge(model)
     weights: torch.nn.Module = model.to(device).requires_grad_(False)

@@ -80,6 +80,7 @@ def build_questions(documents: Documents, rows: Mapping[str, list[Any]]) -> Iter
         yield from (None for _ in rows[columns.text])
         return
     prompts = rows[str(columns.prompt)]
+    # The first answer, the chosen answer or the response, is the reference.
     answer_columns = [name for name in (columns.chosen, columns.rejected) if name] or [str(columns.response)]
     examples = list(zip(prompts, *(rows[name] for name in answer_columns), strict=True))
     are_texts = [all(isinstance(value, str) for value in example) for example in examples]

@@ -54,7 +54,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of an evaluation, in the order of their hashes; all of them are in memory.
+    """The rows of an evaluation, in the order of their fingerprints; all of them are in memory.
 
     digest: 12 hexadecimal digits of a SHA-256 of the rows' fingerprints and of the settings that generate answers.
     summary: how many rows were read, kept and dropped, and how many of the kept rows have no question, as text.
@@ -88,8 +88,8 @@ def load(recipe: Recipe, spec: Evaluation, tokenizer: PreTrainedTokenizerBase) -
     """Read and tokenize the rows of an evaluation, without the rows that training.truncation drops.
 
     Args:
-        recipe: one with data.splits and data.columns.
-        spec: the split, and the maximum number of rows: the rows with the least hashes are used.
+        recipe: a recipe with data.splits and data.columns.
+        spec: the split, and the maximum number of rows: the rows with the smallest fingerprints are used.
         tokenizer: the tokenizer of the registered version.
 
     Raises:
@@ -149,6 +149,7 @@ def _read_rows(recipe: Recipe, spec: Evaluation, encoder: Encoder) -> Iterator[R
                 _read_questions(documents, batch, asks=asks),
                 strict=True,
             )
+            # Of a preference, only the first document is evaluated: the prompt with the chosen answer.
             for (document, *_), fixed_day_document, question in row_parts:
                 for example in encoder.select_examples([(document,)], [None]):
                     if asks and question is None:

@@ -44,7 +44,7 @@ def find_end_token(tokenizer: PreTrainedTokenizerBase) -> int | None:
 def has_end(tokenizer: PreTrainedTokenizerBase, text: str) -> bool:
     """Return whether a text after an answer has a special token, or the text with which the chat template ends an answer.
 
-    An end-of-text token is not part of that text, unless it is the whole text: a template may write it only after the last answer.
+    The end-of-text token is removed from the template's text, unless it is the whole text: a template may write it only after the last answer.
     """
     (tokens,) = encode(tokenizer, [text], special=False)
     end = find_end_text(tokenizer)
@@ -64,7 +64,7 @@ def explain_missing_stop(tokenizer: PreTrainedTokenizerBase) -> str | None:
 
 
 def _split_end(tokenizer: PreTrainedTokenizerBase) -> tuple[str, int | None]:
-    """Return the text between an answer and the token at which servers stop, and that token; the whole end and None if there is none."""
+    """Return the text between an answer and the token at which servers stop, and that token; without such a token, the whole end and None."""
     end = find_end_text(tokenizer)
     (tokens,) = encode(tokenizer, [end], special=False)
     special = _find_special(tokenizer, end, tokens)

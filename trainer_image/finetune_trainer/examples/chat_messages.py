@@ -31,7 +31,7 @@ CARRIED = ("tool_calls", "tool_call_id", "name", *REASONING, WEIGHT)
 """The fields of a message, besides role and content, that the preparation keeps."""
 
 FIELDS = {"role": "from", "content": "value"}
-"""The fields that each message has, in OpenAI's format and in ShareGPT's."""
+"""The fields that each message has: the name in OpenAI's format, and the name in ShareGPT's."""
 ROLES = {"human": "user", "gpt": "assistant", "function": "tool"}
 """Roles that have another name in OpenAI's format: ShareGPT's (source: FastChat, conversation format of Vicuna), and `function`, which
 `tool` has replaced."""
@@ -159,7 +159,7 @@ def without(value: Sequence[Message], *fields: str | None) -> list[Message]:
 
 
 def reply(prompt: list[Message], answer: list[Message]) -> list[Message]:
-    """Return what an answer adds to the prompt, which it may repeat, with or without its system message.
+    """Return the messages of an answer that follow the prompt, which the answer may repeat, with or without the system message.
 
     Raises:
         ValueError: the first added message has another role than the assistant's.

@@ -26,7 +26,7 @@ _PAIRS = (
 )
 # Column names of conversations in common data sets, from OpenAI and ShareGPT.
 _CONVERSATIONS = ("messages", "conversations")
-# Columns of texts that data sets have beside such a pair; in some rows, their text belongs to the prompt.
+# Columns of texts that data sets have beside a prompt and a response; in some rows, their text belongs to the prompt.
 _EXTRA_PROMPT_COLUMNS = ("input", "context")
 
 
@@ -57,7 +57,7 @@ def find_columns(
         templates: columns that the recipe's templates name; if there are any, other columns are ignored. Not used for preferences and KTO.
 
     Raises:
-        DataError: no columns have well-known names, or the columns of several kinds of examples do.
+        DataError: no columns have well-known names, or the columns of several kinds of examples have them.
     """
     if objective in COLUMNS_OF_OBJECTIVE:
         return _find_preference_columns(schema, where, objective)
@@ -95,6 +95,7 @@ def find_table_columns(data: Data) -> Columns:
     assert columns is not None  # noqa: S101 - the recipe names them, or they were found
     if data.prepare is None:
         return columns
+    # `Columns` without names has the default names of its type, which are those of the table.
     if columns.type in OBJECTIVES_OF_COLUMNS:
         return Columns(type=columns.type)
     if data.prepare.conversation is not None or columns.messages is not None:

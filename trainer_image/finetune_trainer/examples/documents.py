@@ -259,6 +259,7 @@ class Documents:
         return ([*ids, self._end] for ids in encode(self.tokenizer, responses, special=False))
 
     def _without_end(self, ids: list[int]) -> list[int]:
+        """Return token ids without the end of text, which some tokenizers append."""
         return ids[:-1] if ids and ids[-1] == self._end else ids
 
     def _encode_conversation(

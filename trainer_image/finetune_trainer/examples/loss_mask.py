@@ -158,7 +158,7 @@ def _find_end_of_header(
 
     Args:
         before: the conversation up to the answer.
-        request: this beginning with the generation prompt.
+        request: `before`, with the generation prompt.
         through: the conversation up to and with the answer.
     """
     if not request.startswith(before):
@@ -177,7 +177,10 @@ def _special_texts(tokenizer: PreTrainedTokenizerBase, _size: int) -> tuple[str,
 
 @lru_cache(maxsize=4)
 def _ends_with_eos_alone(tokenizer: PreTrainedTokenizerBase, _template: str) -> bool:
-    """Return whether a template ends the last answer only with the end-of-text token, as gpt-oss's does; without it, the answer has no end."""
+    """Return whether a template ends the last answer only with the end-of-text token, as gpt-oss's does.
+
+    _template: the template, as a key of the cache: it may be replaced.
+    """
     return answer_end.find_end_text(tokenizer) == str(tokenizer.eos_token)
 
 
@@ -209,6 +212,7 @@ def _find_behind_answer(
     """
     try:
         text = render(tokenizer, messages, None)
+        # Turn 1 is the answer.
         learned = find_spans(tokenizer, messages, None, [1], text)
     except DataError:
         return None

@@ -17,7 +17,7 @@ _TEXT = re.compile(rf"{_MARK}(\w+): (.*)")
 class RowError(DataError):
     """A row of the data is invalid; the first `A_ROW` of the message stands for the row.
 
-    offset: the position of the invalid row, from 0 for the row that the reader expects next.
+    offset: the number of rows between those that the encoder has counted and the invalid row; 0: it is the next row.
     """
 
     def __init__(self, reason: str, message: str, *, offset: int = 0) -> None:
@@ -40,7 +40,7 @@ def describe_place(number: int, file: str, kind: str) -> str:
 
 
 def write_text(error: RowError) -> str:
-    """Return the error as one line of text, which `find_error` reads in any other text.
+    """Return the error as one line of text, which `find_error` finds within a longer text.
 
     NB: only the text of an exception in a Python worker of Spark reaches the driver.
     """
@@ -48,6 +48,6 @@ def write_text(error: RowError) -> str:
 
 
 def find_error(text: str) -> RowError | None:
-    """Return the error that `write_text` wrote, if the text has one."""
+    """Return the error that `write_text` wrote into a text; None if there is none."""
     match = _TEXT.search(text)
     return RowError(match.group(1), match.group(2)) if match else None

@@ -49,5 +49,5 @@ def token_columns(columns: Columns) -> tuple[TokenColumns, ...]:
 def read_documents(
     rows: Mapping[str, list[Any]], columns: Sequence[TokenColumns]
 ) -> Iterator[tuple[Document, ...]]:
-    """Yield the documents of each row of a batch of a prepared table's columns of token ids."""
+    """Yield the documents of each row, given a batch of the token columns of a prepared table."""
     return zip(*(map(Document, rows[each.input_ids], rows[each.loss_mask]) for each in columns), strict=True)

@@ -68,7 +68,7 @@ def load_tokenizer(model: Model, folder: Path) -> PreTrainedTokenizerBase:
 
 
 def _add_new_tokens(tokenizer: PreTrainedTokenizerBase, model: Model) -> None:
-    """Add the new tokens, with ids in the order of their characters.
+    """Add the new tokens in sorted order, so that their ids do not depend on the order in the recipe.
 
     NB: they do not become special tokens: generation would remove those from an answer.
     """
@@ -116,7 +116,7 @@ def pad_id(tokenizer: PreTrainedTokenizerBase) -> int:
 def check_vocabulary(
     tokenizer: PreTrainedTokenizerBase, rows_of_embedding: int, base: str, new: Collection[int] = ()
 ) -> None:
-    """Check that the embedding has a row for each token of the tokenizer, except for the ids in `new`. More rows are allowed.
+    """Check that the embedding has a row for each token of the tokenizer, except for the ids in `new`, whose rows are added later. More rows are allowed.
 
     Raises:
         RecipeRefusedError: the embedding has too few rows.
@@ -191,6 +191,7 @@ def _load_text_tokenizer(
 ) -> TextTokenizer:
     from tokenizers import Tokenizer
 
+    # Spark runs a worker on each core, so a worker needs no threads.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     backend = Tokenizer.from_str(zlib.decompress(compressed).decode())
     return TextTokenizer(backend, eos_token_id, split_special_tokens)
@@ -203,7 +204,7 @@ def encode(
     backend, remaining = _get_backend(tokenizer), iter(texts)
     while batch := list(islice(remaining, _TEXTS_PER_BATCH)):
         if backend is None:
-            assert not isinstance(tokenizer, TextTokenizer)  # noqa: S101 - it has one
+            assert not isinstance(tokenizer, TextTokenizer)  # noqa: S101 - it has a backend
             yield from tokenizer(batch, add_special_tokens=special)["input_ids"]
         else:
             yield from (
@@ -233,7 +234,7 @@ def describe_identity(tokenizer: PreTrainedTokenizerBase | TextTokenizer) -> lis
     if backend is not None:
         text = backend.to_str()
     else:
-        assert not isinstance(tokenizer, TextTokenizer)  # noqa: S101 - it has one
+        assert not isinstance(tokenizer, TextTokenizer)  # noqa: S101 - it has a backend
         text = json.dumps(sorted(tokenizer.get_vocab().items()))
     return [
         hashlib.blake2b(text.encode()).hexdigest(),
