@@ -240,7 +240,7 @@ class Funnel:
         return self._counters[place].watch(frame, **aggregates)
 
     def _count(self, place: str, name: str, _: int) -> int:
-        """Return the rows that were counted by name."""
+        """Return the number that the counter of a place has under `name`."""
         return int(self._observed[place][name])
 
     def _count_missing(self, place: str, rows: int) -> int:
@@ -302,6 +302,7 @@ class Funnel:
         assert prepare.dedupe.near is not None  # noqa: S101 - the step is requested
         self._progress.step(NEAR_DUPLICATES)
         frame = self.keep(frame)
+        # A sample shows both texts of a pair.
         characters = samples.CHARACTERS // 2 if self._samples else 0
         origin = steps.SOURCE if self._plan.source.sources else None
         frame, self._near = near.remove_near_duplicates(

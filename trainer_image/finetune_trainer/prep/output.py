@@ -195,6 +195,7 @@ def _parse_result(version: Version, path: str) -> PrepResult | None:
 
 
 def _token(recipe: Recipe) -> dict[str, str]:
+    """Return what identifies the commit of a job and its recipe."""
     return {"job": recipe.job.uid, "recipe": recipe.digest()}
 
 

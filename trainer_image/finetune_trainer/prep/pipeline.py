@@ -64,7 +64,7 @@ def run(
         Tracker(run_id, patience=_MLFLOW_CLOSE_TIMEOUT_SECONDS) as tracker,
         ThreadPoolExecutor(1) as background,
     ):
-        # Both take a core for seconds: the tokenizer is loaded while the JVM starts.
+        # The tokenizer is loaded while the JVM starts: each of the two takes a core for seconds.
         loading = background.submit(Loaded.of, recipe.model, folder)
         if request.prepare.spark.executor_pods:
             # Before Spark creates pods: a recipe that is refused for its tokenizer needs none.
@@ -250,7 +250,7 @@ def _write_table(
             rows=SplitCounts(**counts.rows),
             tokens=SplitCounts(**counts.tokens),
             path=plan.prepare.output,
-            version=0,
+            version=0,  # `output.commit` replaces it
             **_list_versions(corpus, request, counts),
             dropped=counts.dropped,
             redacted=counts.redacted,
@@ -265,6 +265,7 @@ def _write_table(
 
 
 def _as_read(frame: DataFrame) -> DataFrame:
+    """Change nothing, for `Corpus.get_rows`."""
     return frame
 
 

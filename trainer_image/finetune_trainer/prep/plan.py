@@ -283,7 +283,8 @@ def _build_templates(required: tuple[str, ...], prepare: Prepare) -> dict[str, T
     templates: tuple[Template | JinjaTemplate, ...] = tuple(_parse_templates(prepare).values()) or tuple(
         map(Template.of_column, required)
     )
-    # promptTemplate alone: in a conversation, it renders the prompt, and the answer is its column as it is; otherwise the whole text.
+    # With promptTemplate alone, the answer of a conversation is its column unchanged; without a conversation, the template renders the
+    # whole text of the example.
     if prepare.conversation and len(templates) == 1:
         templates += (Template.of_column(required[-1]),)
     names = ("text",) if len(templates) == 1 else (PROMPT, RESPONSE)

@@ -311,6 +311,7 @@ def _list_causes(exception: Any) -> list[tuple[str, str]]:
     """Return the class and first message line of a JVM exception and of each of its causes; nothing for None."""
     causes: list[tuple[str, str]] = []
     cause = exception
+    # The limit ends a chain of causes that is a circle.
     while cause is not None and len(causes) < 32:
         message = cause.getMessage()
         causes.append((cause.getClass().getName(), first_line(message) if message else ""))

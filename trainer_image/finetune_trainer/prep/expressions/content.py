@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 _TYPE, _TEXT = "type", "text"
 _PART = StructType([StructField(name, StringType()) for name in (_TYPE, _TEXT)])
 _CONTENTS = ("content", FIELDS["content"])
-# Shapes of a content in JSON text, other than text: a list of parts, each a text or the JSON text of an object; or one part.
+# Shapes of a content in JSON text, other than text, each with the pattern of its beginning: a list of parts, each a text or the JSON
+# text of an object; or one part.
 _SHAPES: tuple[tuple[str, DataType], ...] = ((r"\[", ArrayType(StringType())), (r"\{", _PART))
 PARSER = {"maxStringLen": str(2**31 - 1)}
 """Settings of Spark's parser of JSON. NB: its default limits a text to 20 million characters."""

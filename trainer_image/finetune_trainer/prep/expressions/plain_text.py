@@ -35,12 +35,13 @@ _HAS_FRACTION = r"[:\[,]\s*-?[0-9]+[.eE]"
 _FRACTION = rf'\G((?:[^"0-9-]++|{_STRING}|-(?![0-9])|-?[0-9]++(?![.eE]))*+)(-?[0-9]++[.eE][0-9.eE+-]*+)'
 # A marked string: in JSON text, its NUL is an escape; in a string that was parsed from JSON, it is a character.
 _MARKED = rf'(?:"\\u0000|\x00){_MARK}([-+0-9.eE]+)"?'
-# The text before the next key with the value null, and that key; and the same for the comma that remains before the end of an object.
+# The text before the next key with the value null, and that key.
 _NULL = rf'\G((?:[^"]++|{_STRING}(?!\s*+:\s*+null\b))*+){_STRING}\s*+:\s*+null\s*+,?'
+# The text before the next comma that stands before the end of an object, as `_NULL` may leave one; the comma follows the group.
 _LAST_COMMA = rf'\G((?:[^",]++|{_STRING}|,(?!\s*+\}}))*+),(?=\s*+\}})'
 _WRITTEN = "__finetune_written_"
 # NB: a JVM before version 19 does not write the shortest decimal of each float. The first of these numbers of digits that gives the
-# same float is the shortest, apart from trailing zeros. If none does, the JVM's own decimal is.
+# same float is the shortest, apart from trailing zeros. If none does, the JVM's own decimal is the shortest.
 _DIGITS = {DoubleType(): (15, 16), FloatType(): (6, 7, 8)}
 
 

@@ -20,7 +20,7 @@ class Template:
 
     @classmethod
     def of_column(cls, name: str) -> Template:
-        """Make the template that is a column's value."""
+        """Return the template that renders only the value of a column."""
         return cls((("", name),))
 
     @classmethod

@@ -113,7 +113,8 @@ def _named(source: Source | NamedSource) -> str:
 def _literal(settings: Mapping[str, str], paths: Sequence[str]) -> dict[str, str]:
     """Return the settings of a reader that reads paths literally.
 
-    NB: Hadoop's clients of object stores keep parts of files in local files, for which they need Hadoop's default reader.
+    NB: Hadoop's clients of object stores buffer files on the local disk, for which they need Hadoop's default reader: it is replaced only
+    if all paths are local.
     """
     is_local = all(path.startswith(("/", "file:")) for path in paths)
     reader_settings = _WITHOUT_CHECKSUMS if is_local and not session.on_databricks() else {}

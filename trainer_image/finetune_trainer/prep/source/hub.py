@@ -64,7 +64,7 @@ def _translate_errors(source: SourceLocation, field: str) -> Iterator[None]:
         RepositoryNotFoundError,
         RevisionNotFoundError,
     )
-    from huggingface_hub.utils import httpx  # type: ignore[attr-defined]  # its own name for either httpx
+    from huggingface_hub.utils import httpx  # type: ignore[attr-defined]  # whichever httpx the Hub's client uses
 
     name = f"{field}.dataset {source.dataset}"
     try:
@@ -137,7 +137,7 @@ def _load_builder(source: SourceLocation, commit: str, scratch: Path, field: str
         return load_dataset_builder(path, source.config, revision=commit, cache_dir=str(scratch / "cache"))
     except ValueError:
         names = get_dataset_config_names(path, revision=commit)
-        # Then the error is not about the choice of a configuration.
+        # If the configuration exists, or there is no choice of one, the error has another cause.
         if source.config in names or len(names) < 2:
             raise
         raise _build_choice_error(source, field, "config", names) from None

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from finetune_trainer.prep.source.footers import Footer
 
 _CONFLICT = "CANNOT_MERGE_SCHEMAS"
+# Beginnings of Spark's errors about types that it does not read.
 _OTHER_TYPES = ("[PARQUET_TYPE_", "[UNSUPPORTED_TIME_TYPE]", "[DECIMAL_PRECISION_EXCEEDS_MAX_PRECISION]")
 # Names of types that are not learned, by a part of the type's name in Parquet.
 _UNLEARNED = {
@@ -91,7 +92,7 @@ def read_parquet(
     if has_other_types:
         # NB: the setting must stay: it also applies when the rows are read.
         spark.conf.set(footers.NANOSECONDS_AS_LONG, "true")
-    # Below, Spark gets the files in place of their folder, and finds the folder's partitions only with its path.
+    # Below, Spark gets the files in place of their folder: it then needs the folder as basePath to find partitions.
     is_folder = len(paths) == 1 and [*map(as_named, paths)] != [*map(as_named, files)]
     reader = reader.options(**({"basePath": paths[0]} if is_folder else {}))
     return _union(reader, dict(zip(files, footers.read(spark, files, settings), strict=True)))

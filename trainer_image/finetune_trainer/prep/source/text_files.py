@@ -145,7 +145,7 @@ def _find_line(lines: DataFrame, kind: str) -> tuple[int, str]:
         _find_reason(kind).alias(_REASON),
     )
     first = numbered.where(sf.col(_REASON).isNotNull()).orderBy(_BLOCK, _NUMBER).head()
-    assert first is not None  # noqa: S101 - the file has one
+    assert first is not None  # noqa: S101 - the file has an unreadable line
     is_before = sf.col(_NUMBER) <= first[_NUMBER]
     through = (sf.col(_BLOCK) < first[_BLOCK]) | ((sf.col(_BLOCK) == first[_BLOCK]) & is_before)
     return numbered.where(through).count(), str(first[_REASON])

@@ -48,6 +48,7 @@ _CREDENTIALS_PATH = "/api/2.1/unity-catalog/temporary-table-credentials"
 _HTTP_TIMEOUT_SECONDS = 20.0
 _RETRY_TIMEOUT_SECONDS = 60
 _FORMATS = {"DELTA": "Delta", "PARQUET": "Parquet"}
+# Types of tables that have files; None: the server reports no type.
 _TABLE_TYPES = (None, TableType.MANAGED, TableType.EXTERNAL)
 # Features of a Delta table with which only its catalog knows the newest version.
 _CATALOG_MANAGED_FEATURES = ("delta.feature.catalogManaged", "delta.feature.catalogOwned-preview")

@@ -38,7 +38,7 @@ def main() -> int:
     missing = [name for name in (*_ARGUMENTS.values(), "SPARK_EXECUTOR_MEMORY") if name not in environment]
     if missing:
         print(f"{', '.join(missing)} is not set: only Spark's driver can start this command", file=sys.stderr)
-        return 64
+        return 64  # EX_USAGE
     home = find_spark_home()
     environment |= {"SPARK_HOME": str(home), "PYSPARK_PYTHON": sys.executable}
     words = build_command(environment, home)

@@ -125,6 +125,7 @@ def build_settings(
         "spark.local.dir": str(scratch / "spark"),
         "spark.executor.cores": str(spark.cores_of_executor),
         "spark.executor.memory": memory,
+        # Spark's factor for Python programs, whose workers use memory outside of the heap.
         "spark.executor.memoryOverheadFactor": "0.4",
         "spark.kubernetes.namespace": driver.namespace,
         "spark.kubernetes.driver.pod.name": driver.pod,

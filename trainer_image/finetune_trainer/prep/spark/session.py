@@ -208,7 +208,7 @@ def count_failures(spark: SparkSession, first_job: int) -> int | None:
     if spark_context is None:
         return None
     try:
-        # The store receives its events over this bus.
+        # The status store, which counts the failures, receives its events over this bus.
         spark_context._jsc.sc().listenerBus().waitUntilEmpty(_LISTENER_TIMEOUT_MILLISECONDS)  # noqa: SLF001 - Spark has no other way
         return _count_lost_executors(spark_context) + _count_failed_tasks_and_stages(spark_context, first_job)
     except Py4JError:
@@ -321,6 +321,7 @@ def build_settings(
         "spark.sql.adaptive.optimizer.excludedRules": _EXCLUDED_ADAPTIVE_RULES,
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+        # NB: by default, Delta reads the log of each table in 50 tasks, which takes longer for a small log.
         "spark.databricks.delta.snapshotPartitions": "2",
     } | stores.build_settings(environment)
     if catalog and catalog.hive:
@@ -349,5 +350,5 @@ def _names_collector(environment: Mapping[str, str]) -> bool:
 
 
 def spark_path(uri: str) -> str:
-    """Return a path for Spark: Hadoop's S3 client has the scheme s3a, and Databricks's own s3."""
+    """Return a path for Spark: Hadoop's client of S3 has the scheme s3a, the client of Databricks s3."""
     return uri.replace("s3://", "s3a://", 1) if uri.startswith("s3://") and not on_databricks() else uri

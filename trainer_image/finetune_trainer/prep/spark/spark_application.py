@@ -41,7 +41,7 @@ def main() -> int:
         print(
             f"{mistake}: only the driver's pod of a SparkApplication can start this command", file=sys.stderr
         )
-        return 64
+        return 64  # EX_USAGE
     return exit_status.run(partial(_become_driver, words))
 
 

@@ -45,6 +45,7 @@ def s3_settings(environment: Mapping[str, str]) -> dict[str, str]:
             "fs.s3a.path.style.access": "true",
             "fs.s3a.connection.ssl.enabled": str(not endpoint.startswith("http://")).lower(),
         }
+        # S3A requires a region; servers other than AWS accept any.
         region = region or "us-east-1"
     if region:
         hadoop_settings["fs.s3a.endpoint.region"] = region

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _MAX_TEXTS = 10
 # Share of the texts of a corpus. A run in fewer texts is from copies of a text, which are near duplicates.
 _SHARE = 0.02
-# Size of the sample. A run in one of fifty texts is in 400 of these texts.
+# Size of the sample: a run in _SHARE of all texts is in about 400 of these, enough to count it reliably.
 _SAMPLED_TEXTS = 20_000
 _BUCKETS = 2**30
 _TEXTS_PER_BATCH = 500

@@ -131,6 +131,7 @@ def _parse_column(name: str, kind: DataType, form: Form) -> Column:
 
 def _wrap_call(call: Column) -> Column:
     """Return a call as a list of calls; null if it has no name: some writers add an empty call to messages without one."""
+    # The texts before and after a call in the JSON text of a list.
     before, after = wrap_call("\0").split("\0")
     return sf.when(
         sf.get_json_object(call, "$.name").isNotNull(), sf.concat(sf.lit(before), call, sf.lit(after))

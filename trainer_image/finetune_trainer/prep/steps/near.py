@@ -44,7 +44,7 @@ _CLUSTER_SCHEMA = f"{_ID} string, {_FIRST_ID} string, {_CLOSEST_ID} string, {_SI
 # Each example of a band is compared with the first examples of the band, and with the examples just before it. So the number of
 # pairs grows with the number of examples, not with its square.
 _MAX_FIRST_PARTNERS, _MAX_PRECEDING_PARTNERS = 8, 8
-# Examples of one band that are compared; a larger band comes from text that half of the corpus shares.
+# Maximum number of examples of one band that are compared; a larger band comes from text that half of the corpus shares.
 _MAX_BAND_SIZE = 50_000
 # Separates the bands of bad answers from the bands of good answers.
 _BAD_ANSWER_MASK = np.uint64(0x9E3779B97F4A7C15)
@@ -256,6 +256,7 @@ def find_candidates(sketched: DataFrame, bands: Counter) -> DataFrame:
         sf.slice(sf.array_sort("ids"), 1, _MAX_BAND_SIZE).alias("ids")
     )
     members = compared.select("ids", sf.posexplode("ids").alias("place", "b"))
+    # `place` counts from 0, `slice` from 1.
     place = sf.col("place")
     before = sf.slice(
         "ids",

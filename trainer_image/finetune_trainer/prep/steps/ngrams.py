@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     Longs = npt.NDArray[np.uint64]
     Counts = npt.NDArray[np.int64]
 
+# 2**64 divided by the golden ratio: an odd factor whose bits are spread evenly.
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 
 

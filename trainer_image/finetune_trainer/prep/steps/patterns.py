@@ -121,9 +121,9 @@ _SECRET = re.compile(
     r"|(?<!\w)hf_[A-Za-z0-9]{34,40}(?!\w)"
     r"|(?<!\w)dapi[0-9a-f]{32}(?:-\d)?(?!\w)"
     r"|(?<!\w)npm_[A-Za-z0-9]{36}(?!\w)"
-    # Google OAuth: the secret of a client, a token, and one that renews it.
+    # Google OAuth: a client secret, an access token, and a refresh token.
     r"|(?<![\w-])GOCSPX-[A-Za-z0-9_-]{20,40}|(?<![\w.])ya29\.[A-Za-z0-9_-]{20,1000}|(?<![\w/])1//0[A-Za-z0-9_-]{40,150}"
-    # SendGrid, HashiCorp Vault, and PyPI, of any length.
+    # SendGrid, HashiCorp Vault, and PyPI.
     r"|(?<!\w)SG\.[A-Za-z0-9_-]{16,32}\.[A-Za-z0-9_-]{32,64}|(?<!\w)hv[bs]\.[A-Za-z0-9_-]{20,300}"
     r"|(?<![\w-])pypi-[A-Za-z0-9_-]{50,1000}"
     # A JSON web token: two objects of JSON, and a signature.
@@ -155,7 +155,7 @@ _CLASS_NAME = re.compile(r"sk-[a-z_-]+[0-9]{0,4}(?:[_-][a-z]+|[_-][0-9]{1,4})*")
 
 def _find_emails(text: str) -> Iterator[Span]:
     for match in _EMAIL.finditer(text):
-        # NB: a URL may have a password before its host.
+        # NB: in https://user:password@host.com, the password and the host look like an address.
         before = max(0, match.start() - _MAX_ACCOUNT_CHARS)
         if not _is_account_of_server(text, match) and not _ACCOUNT_OF_URL.search(text, before, match.start()):
             yield match.span()
@@ -173,6 +173,7 @@ def _is_account_of_server(text: str, address: re.Match[str]) -> bool:
 def _find_phones(text: str) -> Iterator[Span]:
     """Yield phone numbers: valid numbers of a country that are recognizable by their form or by a word before them."""
     for match in _ANNOUNCED_FROM_ZERO.finditer(text):
+        # Numbers have at most 15 digits (ITU-T E.164); shorter ones than 7 are not complete.
         if 7 <= sum(character.isdigit() for character in match["value"]) <= 15:
             yield match.span("value")
     for candidate in _NUMBER.finditer(text):
@@ -180,6 +181,7 @@ def _find_phones(text: str) -> Iterator[Span]:
         is_announced = bool(_ANNOUNCED.search(text, max(0, begin - _MAX_LABEL_CHARS), begin))
         if not (is_announced or "+" in candidate[0] or _GROUPED.search(candidate[0])):
             continue
+        # NB: numbers without the code of a country are read as those of North America. A word announces only the number right after it.
         for number in phonenumbers.PhoneNumberMatcher(candidate[0], "US", phonenumbers.Leniency.VALID):
             span = begin + number.start, begin + number.end
             if _is_phone(text, span, number.raw_string, is_announced=is_announced and not number.start):

@@ -93,10 +93,10 @@ def sketch(texts: Sequence[str], shape: Banding, boilerplate: Boilerplate = _NO_
     """Sketch texts in lower case. A text of fewer than SHINGLE_WORDS words is one shingle; a text without words has no shingles.
 
     Args:
-        boilerplate: shingles to ignore in a text with content of its own; any other text is a copy of them with edited words. The
-            shingles of more than half of the texts are ignored if OWN_WORDS words in a row are outside them. All shingles are
-            ignored if OWN_WORDS words in a row are outside all of them, and all such words are at least a tenth of the words
-            outside the shingles of more than half of the texts.
+        boilerplate: shingles to ignore in a text with content of its own; any other text is an edited copy of the boilerplate. There
+            are two sets: all shingles, and the common ones, which are in more than half of the texts. A text has content outside of
+            a set if OWN_WORDS consecutive words are in no shingle of the set; the text then ignores the set. To ignore all
+            shingles, the words outside all of them must also be at least a tenth of the words outside the common ones.
     """
     shingles, owners = hash_shingles(texts, boilerplate)
     starts = np.searchsorted(owners, np.arange(len(texts)))

@@ -62,8 +62,8 @@ def with_tokens(
         columns: the columns of an example in the frame.
         objective: determines the targets of the loss.
         day: the date for chat templates that write the date; None: today.
-        on_template_error: what an example that a template refuses does: with Drop, its added columns are null; with Fail, it fails the
-            task.
+        on_template_error: what happens to an example that a template refuses: with Drop, its added columns are null; with Fail, the
+            task fails.
     """
     drop = on_template_error == "Drop"
     encoding = Documents.of_recipe(loaded.tokenizer, columns, objective, day).encoding
@@ -118,7 +118,7 @@ def ship_folder(spark: SparkSession, folder: Path) -> Callable[[], Path]:
     """Return a function that finds a folder of this pod in any task; executors elsewhere get a copy of it."""
     context = session.context(spark)
     if context is None:
-        # NB: without a context, only the code of a task is sure to reach it.
+        # NB: without a context, files may not reach a task, so its code contains the archive.
         return partial(_unzip, _zip_folder(folder))
     if context.master.startswith("local"):
         return partial(Path, folder)
@@ -176,6 +176,7 @@ class _AddedColumns:
         self.tokens = 0
         self._lengths: list[int | None] = []
         self._lists = {
+            # Token ids, and booleans, see `_Lists`.
             name: _Lists(kind)
             for each in token_columns(columns)
             for name, kind in zip(each, "ib", strict=True)
@@ -300,8 +301,8 @@ def _make_documents(documents: Documents, example: dict[str, Any]) -> tuple[Docu
     Raises:
         RowError: the chat template refuses it, or its messages are invalid.
     """
-    # A judged answer without tokens is blank, or only repeats the prompt.
     (example_documents,) = documents.of({name: [value] for name, value in example.items()})
+    # A judged answer without tokens is blank, or only repeats the prompt.
     if documents.columns.messages is None and not all(document.tokens for document in example_documents):
         raise RowError("MessageShape", f"an answer of {A_ROW} adds nothing to the prompt")
     return example_documents
