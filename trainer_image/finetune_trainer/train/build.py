@@ -56,7 +56,7 @@ def check_base(recipe: Recipe, config: Path, world: World) -> None:
     """
     model = load.build_skeleton(recipe, config, world)
     recomputation.check_supported(model, recipe)
-    # An adapter that is trained further, which is not read yet, replaces the parameters of the method.
+    # With Continue, the settings of an adapter that has not been read yet replace the parameters of the method.
     if recipe.model.adapter != "Continue":
         adapt.adapt(model, recipe.method, recipe.model.base)
 
@@ -84,7 +84,7 @@ def build_network(
         tokenizer: the base model's.
         world: the ranks, all of which call this together.
         teacher_folder: the folder that a teacher is downloaded to.
-        adapter_source: the base with the adapter to train further; None: the adapter is new.
+        adapter_source: the base with the adapter to train further; None: no adapter is continued.
         load_initial: loads the initial weights of PiSSA layers from the checkpoint of an earlier attempt; None: there is no checkpoint.
         on_plan: called with the memory plan before weights are loaded, and again if activation checkpointing changes.
         check_key: identifies everything that the results of the checks depend on (`probe.compute_key`); empty: results are not stored.
@@ -113,6 +113,7 @@ def build_network(
     on_plan(choice.plan)
 
     if quantized:
+        # The network above only served the plan: its base is not in 4 bits.
         stored = world.agree(lambda: load.load_quantized(recipe, source, world, model, new))
         adapted = adapt.adapt(stored, recipe.method, base, new)
         network = Network(adapted, network.objective, recipe.training.neftune_alpha)

@@ -98,7 +98,7 @@ def _shrink_recipe(recipe: Recipe) -> Recipe:
 
 def _choose_recomputation(recipe: Recipe) -> Recomputation:
     kind = recipe.training.activation_checkpointing
-    # Auto is None if the memory allows it.
+    # Auto chooses None if the memory allows it, which is assumed here.
     return "None" if kind == "Auto" else kind
 
 
@@ -120,9 +120,11 @@ def _write_small_config(source: Path, to: Path) -> None:
 def _make_batches(recipe: Recipe) -> Iterator[pack.Batch]:
     """Yield packs of 2 to 5 examples, padded to the width that the trainer uses."""
     draw = np.random.default_rng(0)
+    # Documents of an example: two if the objective compares answers, else one.
     documents = row_tokens(recipe) // recipe.training.max_length
     for _ in range(_PACKS):
         examples = int(draw.integers(2, 6))
+        # Short enough for five examples in a row.
         sizes = draw.integers(3, _MAX_LENGTH // 6, examples * documents)
         offsets = np.concatenate([[0], np.cumsum(sizes)])
         split = Split(

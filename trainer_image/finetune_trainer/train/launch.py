@@ -87,7 +87,7 @@ def set_defaults(environment: MutableMapping[str, str], threads: int) -> None:
     environment.setdefault("TOKENIZERS_PARALLELISM", "true")
     # NCCL reports a link that fails during a collective in its log only, not in an exception.
     environment.setdefault("NCCL_DEBUG", "WARN")
-    # The older name of the same variable.
+    # The older name of PYTORCH_ALLOC_CONF.
     if "PYTORCH_CUDA_ALLOC_CONF" not in environment:
         # Buffers of different sizes come and go: blocks that can grow leave fewer holes between them.
         environment.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
@@ -117,7 +117,7 @@ def _stop_before_workers(_signal: int, _frame: object) -> None:
 
 def _end_in_rendezvous() -> None:
     """End a launcher that waits for other pods: Python runs no signal handler there, and no work is lost."""
-    # Workers run, and torchrun passes the signal on to them.
+    # If workers run, torchrun has replaced the handler, and passes the signal on to them.
     if signal.getsignal(signal.SIGTERM) is not _stop_before_workers:
         return
     exit_status.write_termination_message(*exit_status.describe(PreemptedError(NOT_STARTED, None)))

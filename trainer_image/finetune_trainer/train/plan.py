@@ -225,7 +225,7 @@ def _build_quantized(recipe: Recipe, source: Path, world: World, fake: FakeTenso
     config = load.build_quantization_config(recipe)
     replace_with_bnb_linear(model, excluded_modules, config)
     model.is_loaded_in_4bit = True
-    # NB: bitsandbytes computes its tables once, from values that fake tensors do not have.
+    # NB: bitsandbytes computes its tables once, from values that fake tensors do not have: so it computes them before `fake` is entered.
     quantize_4bit(torch.zeros(64, 64), compress_statistics=True)
     adapted = adapt.adapt(model.requires_grad_(False), recipe.method, recipe.model.base, new)
     with fake:
@@ -260,7 +260,7 @@ def measure_step(
     Raises:
         RecipeRefusedError: the step depends on values, which fake tensors do not have.
     """
-    # NB: bitsandbytes computes its tables once, from values that fake tensors do not have.
+    # NB: bitsandbytes computes its tables once, from values that fake tensors do not have: so it computes them before `fake` is entered.
     if recipe.training.optimizer.type == "AdamW8bit":
         compact_adamw.compute_code_values(signed=True)
         compact_adamw.compute_code_values(signed=False)
@@ -290,6 +290,7 @@ def measure_step(
 def make_full_batches(recipe: Recipe) -> list[pack.Batch]:
     """Return the batches of a step in which each row is full, and each token except a document's first is a target."""
     training = recipe.training
+    # Documents of an example: two if the objective compares answers, else one.
     documents = row_tokens(recipe) // training.max_length
     examples = training.per_device_batch_size * training.gradient_accumulation
     offsets = np.arange(examples * documents + 1, dtype=np.int64) * training.max_length
@@ -316,6 +317,7 @@ def _iterate_persistent_tensors(network: Network) -> Iterator[torch.Tensor]:
     """Yield the tensors that a network keeps between steps."""
     yield from network.parameters()
     yield from network.buffers()
+    # A 4-bit weight is a buffer, see `_build_quantized`; its state has tensors of its own.
     for weight in network.buffers():
         state = getattr(weight, "quant_state", None)
         for part in (state, getattr(state, "state2", None)):

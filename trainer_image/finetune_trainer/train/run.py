@@ -269,6 +269,7 @@ class Run:
         checkpointer.load(resumed, network.model, optimizer.parts)
         if optimizer.loss_scale is not None and resumed.loss_scale is not None:
             optimizer.loss_scale.load_state(resumed.loss_scale, resumed.good_steps)
+        # `published` is None if another job wrote the checkpoint.
         of_job = "" if checkpointer.published else f" of another job, {resumed.resumed_from}"
         self.world.say(f"resuming from the checkpoint of step {resumed.step}{of_job}")
 

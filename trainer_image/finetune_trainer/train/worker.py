@@ -52,7 +52,7 @@ def quiet_libraries() -> None:
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     # peft reads a property that transformers deprecates.
     warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
-    # peft sets the rank of experts by the names of their parameters, but looks for layers with these names.
+    # peft warns without cause: it sets the rank of experts by the names of their parameters, but looks for layers with these names.
     warnings.filterwarnings("ignore", "The following (rank|alpha)_pattern keys did not match", RuntimeWarning)
     # NB: a library that can import `kernels` downloads compiled kernels from the Hub in the middle of a run. None in
     # sys.modules makes the import fail.
@@ -66,7 +66,7 @@ def work() -> TerminationMessage | None:
     recipe = load_recipe()
     with ExitStack() as stack:
         with on_sigterm(lambda: end_in_rendezvous(preemption)):
-            # SIGTERM arrived before `on_sigterm` could see it.
+            # SIGTERM may have arrived before `on_sigterm` could see it.
             if preemption.requested:
                 raise preemption.error()
             timeout = recipe.distributed.collective_timeout_seconds

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class ResumePoint:
     """A complete, undamaged checkpoint that the recipe may resume from.
 
-    progress: has a best checkpoint only if that is usable; `best_in` is empty if that is in the job's own folder.
+    progress: names the best checkpoint only if it is usable; `best_in` is empty if the best checkpoint is in the job's own folder.
     save: the save of the checkpoint.
     best: the save of the best checkpoint, if there is one.
     settings: of the recipe that wrote the checkpoint; empty if an earlier release wrote it.
@@ -52,7 +52,7 @@ def find_newest(job_folder: str, recipe: Recipe) -> ResumePoint | None:
     """Return the newest checkpoint in the job's own folder, or else in checkpoint.resumeFrom; None if there is neither.
 
     Raises:
-        RecipeRefusedError: it belongs to another recipe, all are damaged, or checkpoint.resumeFrom has no complete checkpoint.
+        RecipeRefusedError: the checkpoint belongs to another recipe, all checkpoints are damaged, or checkpoint.resumeFrom has no complete checkpoint.
         TrainingError: the storage failed.
     """
     checkpoint = _find_newest_in(job_folder, explain_start_over(job_folder, recipe))

@@ -25,7 +25,7 @@ class Progress:
     best_step: int | None = None
     """Step of the checkpoint with the least evaluation loss, which is kept."""
     best_step_loss: float | None = None
-    """Evaluation loss of that checkpoint; above `best_eval_loss` where a later save failed."""
+    """Evaluation loss of that checkpoint; above `best_eval_loss` if a later, better checkpoint could not be saved."""
     best_in: str = ""
     """URI of the folder with the best checkpoint; empty if it is the folder of this checkpoint."""
     evals_without_gain: int = 0
@@ -36,11 +36,11 @@ class Progress:
     elapsed_seconds: float = 0.0
     """Seconds from the start of each attempt to its newest checkpoint, summed."""
     skipped_steps: int = 0
-    """Steps whose gradients were not finite, which changed nothing."""
+    """Steps that changed nothing, because their gradients were not finite."""
     loss_scale: float | None = None
     """The scale of the loss; None if the loss is not scaled."""
     good_steps: int = 0
-    """Good steps since the scale of the loss changed."""
+    """Steps with finite gradients since the scale of the loss changed."""
     examples: str = ""
     """Digest of the tokenized training split; empty in checkpoints of earlier releases."""
     day: str = ""

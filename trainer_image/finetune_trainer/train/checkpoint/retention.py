@@ -30,7 +30,7 @@ def select_old(
     keep: int,
     best_step: int | None,
 ) -> list[Save]:
-    """Return all saves up to a step except the complete ones of the newest `keep` checkpoints and of the best one.
+    """Return all saves up to `newest_step`, except the complete saves of the newest `keep` checkpoints and of the best one.
 
     Args:
         saves: all saves of a folder.

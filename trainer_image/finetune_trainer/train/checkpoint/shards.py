@@ -109,7 +109,7 @@ def build_read_error(uri: str, cause: BaseException, remedy: str, *, shared: boo
     """
     reason = filesystems.describe_failure(cause)
     if shared and isinstance(cause, FileNotFoundError):
-        # NB: its files were there when the attempt chose it, so that the other job has deleted them.
+        # NB: its files existed when the attempt chose the checkpoint, so the other job has deleted them since.
         return TrainingError(
             "CheckpointUnreadable",
             f"the checkpoint {uri} of another job was deleted before it was read: the next attempt looks for another one",

@@ -167,6 +167,7 @@ def _spool(examples: Iterable[Encoded], folder: Path) -> None:
             lengths.write(example.lengths.data)
             fingerprints.write(example.fingerprint)
             if example.label is not None:
+                # The length of the prompt: the answer begins at its first target.
                 prompts.write(np.int32(example.loss_mask.argmax()).data)
                 labels_file.write(np.bool_(example.label).data)
 

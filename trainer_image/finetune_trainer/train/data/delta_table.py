@@ -34,7 +34,7 @@ def open_table(splits: Splits) -> Any:
             "MissingTable", f"data.splits.path {splits.path} is not a Delta table: correct the path"
         ) from error
     except Exception as error:
-        # NB: not OSErrors: those are of the object store, and may quote XML, which begins with the version of XML.
+        # NB: only a DeltaError: an OSError comes from the object store, and may quote XML, which begins with the version of XML.
         if splits.version is not None and isinstance(error, DeltaError) and "version" in str(error).lower():
             raise DataError(
                 "MissingVersion",

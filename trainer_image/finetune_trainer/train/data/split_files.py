@@ -69,6 +69,7 @@ def format_address(files: AbstractFileSystem, file: str) -> str:
 
 def _list_visible_files(files: AbstractFileSystem, path: str) -> list[str]:
     """Return the files at a path, sorted, without the hidden files that Spark writes."""
+    # NB: a part is empty if a web console made a folder as an object whose name ends in a slash.
     root = files._strip_protocol(path)  # noqa: SLF001 - fsspec has no public name for it
     return sorted(
         file

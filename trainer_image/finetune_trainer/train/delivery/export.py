@@ -6,8 +6,8 @@ pass as `base_model_path`, but never from an object store or a registry. So the 
 (`local_base_model_path`): on a volume it is found where the volume is mounted; other addresses must be downloaded first.
 
 Two kinds of versions contain the base: those in Unity Catalog, because endpoints serve from there and MLflow's client cannot register
-weights that are elsewhere (it would download them into the version); and adapters of a base that was merged in this pod, which exists
-nowhere else.
+weights that are elsewhere (it would download them into the version); and adapters of a base that was merged in this pod: this base
+exists nowhere else.
 """
 
 from __future__ import annotations

@@ -85,6 +85,7 @@ def _build_lora_config(model: PreTrainedModel, method: Method, new_tokens: NewTo
     lora = method.lora or Lora()
     tower_names = find_towers(model)
     _check_targets(model, lora.target_modules, tower_names)
+    # The ends of a model are its embedding and its output layer.
     names, ends = _resolve_modules_to_save(model, method), embedding_and_head_names(model)
     if new_tokens.ids:
         _check_targets_with_new_tokens(lora.target_modules, ends)

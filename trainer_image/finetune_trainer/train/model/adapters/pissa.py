@@ -2,7 +2,7 @@
 
 With W = U S V^T, A and B begin as A0 = sqrt(S_r / scaling) V_r^T and B0 = U_r sqrt(S_r / scaling), as in peft, and the frozen
 weight becomes W - scaling B0 A0. A0 and B0 are kept with A and B, sharded alike, and are part of each checkpoint: a
-resumed attempt subtracts the same product as the first attempt, and the export is an adapter of the original base, of twice the rank.
+resumed attempt subtracts the same product as the first attempt, and the export is an adapter of the original base with twice the rank.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def allocate_initial(model: nn.Module) -> None:
 def split_weights(model: nn.Module, world: World, resume: Callable[[nn.Module], None] | None = None) -> None:
     """Split the adapted weights of a sharded model: the low-rank layers take the principal part, and the rest stays frozen.
 
-    Each rank gathers and decomposes every n-th weight. The number of ranks changes the result only as far as it changes the
+    Each of n ranks decomposes every n-th weight. The number of ranks changes the result only as far as it changes the
     rounding of a matrix product.
 
     Args:
@@ -116,7 +116,7 @@ def convert_to_lora(model: Any, state: dict[str, torch.Tensor]) -> dict[str, tor
     """Return the weights of an adapter of the original base: A' = [A; A0], B' = [B, -B0], so that B' A' = B A - B0 A0.
 
     Doubles rank and alpha in the configuration of the adapter. With the scale alpha / sqrt(rank), peft multiplies alpha by sqrt(2)
-    instead, but `model.adapter: Continue` requires an integer, so here B' is divided by sqrt(2).
+    instead, but `model.adapter: Continue` requires an integer alpha, so here B' is divided by sqrt(2).
 
     Args:
         model: a model adapted by peft.

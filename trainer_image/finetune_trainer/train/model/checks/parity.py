@@ -98,6 +98,7 @@ class Comparison:
     @property
     def tolerance(self) -> float:
         """The difference that rounding explains."""
+        # At least four rounding errors, even if the measured noise is smaller.
         noise = _NOISE_FACTOR * self.noise
         return min(max(_MIN_TOLERANCE, 4 * self.precision, noise), _MAX_TOLERANCE)
 
@@ -111,7 +112,7 @@ class Comparison:
 
 def packing_remedy(recipe: Recipe) -> str | None:
     """Return what to do if a model cannot separate the documents of a row; None: a row of this recipe has one document."""
-    # A row has both answers of an example, whatever training.packing is.
+    # If an objective compares answers, a row has both answers of an example, whatever training.packing is.
     if recipe.objective.type in COLUMNS_OF_OBJECTIVE:
         return "choose another model"
     return "set training.packing to false" if recipe.training.packing else None
@@ -276,7 +277,7 @@ def _compare(network: Network, device: torch.device, *, is_packed: bool, is_eage
 def _relative_difference(logits: torch.Tensor, reference: torch.Tensor) -> float:
     logits, reference = (each - each.mean(-1, keepdim=True) for each in (logits, reference))
     shares = (logits - reference).norm(dim=-1) / reference.norm(dim=-1)
-    # Near-ties of a router may change the experts of single tokens. NB: the quantile of NaN and numbers is NaN.
+    # Not the maximum: near-ties of a router may change the experts of single tokens. NB: the quantile of NaN and numbers is NaN.
     return float(shares.quantile(0.75))
 
 

@@ -157,7 +157,7 @@ def _find_saved_operations(model: nn.Module) -> tuple[set[Any], set[Any]]:
         "_scaled_dot_product_flash_attention_for_cpu",
     ) | _get_operations("torch_attn", "_varlen_attn")
     products = _get_operations("aten", "mm", "addmm") | _get_operations("bitsandbytes", "gemm_4bit")
-    # An attribute of all classes of fused experts in transformers.
+    # All classes of fused experts in transformers have the attribute `has_bias`.
     if not any(getattr(module, "has_bias", False) for module in model.modules()):
         products |= _get_operations("aten", "_grouped_mm")
     return attention, products
@@ -361,6 +361,7 @@ def _describe_difference(
             # It overflows in FP16, where training skips the step: there is nothing to compare.
             continue
         rounding = _ROUNDING_ERRORS * torch.finfo(gradient.dtype).eps * magnitude
+        # A gradient that recomputation does not compute differs by its whole magnitude.
         distance = _distance(recomputed[name], gradient) if name in recomputed else magnitude
         # NB: `not <=`, because a NaN distance is a difference too.
         if not distance <= _NOISE_FACTOR * noise[name] + rounding:

@@ -19,13 +19,13 @@ GIB = 2**30
 _EIGHT_BIT_MOMENTS_BYTES = 2 * (1 + 4 / 256)
 # Activations that a layer keeps per token, in units of width x bytes per number, without attention weights (counted as in
 # Korthikanti et al., arXiv:2205.05198, table 2). Measured as the memory that a Llama's forward pass leaves allocated
-# (tests/unit/trainer/model/memory/test_estimate.py repeats it). In widths of the model; None is 11 in fp32, and 13 in bf16, where
-# norms compute in fp32.
+# (tests/unit/trainer/model/memory/test_estimate.py repeats it). In widths of the model. None was measured as 11 in fp32, and 13
+# in bf16, where norms compute in fp32.
 _ATTENTION_WIDTHS = {"None": 12.0, "Selective": 5.0, "Full": 1.0}
 # In widths of the feed-forward layer.
 _FEED_FORWARD_WIDTHS = {"None": 4.0, "Selective": 1.0, "Full": 0.0}
-# Adapters add matrix products: with Selective, a planned Llama 3.1 8B keeps 6 and 2 widths. With None they save 4 widths of the model:
-# the weights of norms are frozen, and their gradients would need fp32 numbers.
+# Adapters add matrix products: with Selective, a planned Llama 3.1 8B keeps 6 widths of the model and 2 of the feed-forward layer.
+# With None, adapters save 4 widths of the model: the weights of norms are frozen, and their gradients would need fp32 numbers.
 _ADAPTER_ATTENTION_WIDTHS = {"None": -4.0, "Selective": 1.0, "Full": 0.0}
 _ADAPTER_FEED_FORWARD_WIDTHS = {"None": 0.0, "Selective": 1.0, "Full": 0.0}
 # Widths per copy of a token for an expert: the input of the expert, its output, and the output times the router's weight.
@@ -109,6 +109,7 @@ class _Step:
 
     def gather_embedding(self) -> Estimate:
         """FSDP gathers the embedding: the forward pass begins."""
+        # Half of `copied`: the copy without its gradient.
         gathered = self.buffers * self.embedding + self.shape.copied / 2
         return replace(self.baseline, gathered=self.compute_bytes * gathered)
 
@@ -117,6 +118,7 @@ class _Step:
         baseline = self.baseline
         return replace(
             baseline,
+            # An fp32 sum over the chunks, and the gradient of one chunk.
             gradients=baseline.gradients + (4 + self.compute_bytes) * self.shape.head,
             activations=self.activations,
             gathered=baseline.gathered + self.compute_bytes * self.output,

@@ -35,8 +35,8 @@ _USABLE_SHARE = 0.92
 # Large chunks must fit into this share of the limit: the estimate is within 15% of a step's memory, and a job that fits with small
 # chunks must not run out of memory to gain time.
 _LARGE_CHUNKS_SHARE = 0.9
-# A base with a smaller share in 4 bits is a mixture of experts: embeddings, the other weights that are not quantized, are at most a
-# quarter of a small model.
+# If less than this share of a base is in 4 bits, the base has experts that are not quantized: without them, only the embeddings are
+# not quantized, at most a quarter of a small model.
 _MIN_PACKED_SHARE = 0.5
 
 
@@ -117,7 +117,8 @@ def decide(
         if chosen_estimate.total <= limit or kind == kinds[-1]:
             break
     chunk_numbers = chunked_loss.SMALL_CHUNK_NUMBERS
-    # NB: in FP16 the gradient of the output layer, summed over a chunk, must be in the range of FP16 before the loss is scaled.
+    # NB: in FP16 the gradient of the output layer, summed over a chunk, must be in the range of FP16 before the loss is scaled,
+    # so chunks stay small.
     if world.card is not None and shape.head and recipe.training.precision != "FP16":
         large_chunk_estimate = estimate_for(recompute=kind, chunk_numbers=chunked_loss.LARGE_CHUNK_NUMBERS)
         if large_chunk_estimate.total <= _LARGE_CHUNKS_SHARE * limit:
@@ -185,7 +186,7 @@ def choose(
 
 
 def agree(choice: Choice, world: World) -> Choice:
-    """Return the choice of the rank that recomputes most, and among these has the least memory; a collective call.
+    """Return the choice of the rank that recomputes most and, among equals, has the least memory; a collective call.
 
     NB: ranks on different GPUs choose differently for Auto, and all of them must take part in `recomputation.verify`.
     """

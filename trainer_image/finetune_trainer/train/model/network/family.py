@@ -22,12 +22,13 @@ def check_causal(config: Any, what: str) -> None:
     """
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-    # The model's own code defines a causal language model.
+    # If the model's own code defines a causal language model, transformers' classes do not count.
     if "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {}):
         return
     if getattr(config, "is_encoder_decoder", False):
         kind = "an encoder-decoder model"
-    # Encoder families whose layers can also be decoders have both fields. GPT-NeoX is a decoder, and has only the first, unused.
+    # Encoder families whose layers can also be decoders have both fields. GPT-NeoX is a decoder, and has only the first, unused:
+    # without the second, a model counts as a decoder.
     elif hasattr(config, "add_cross_attention") and not getattr(config, "is_decoder", True):
         kind = "an encoder (is_decoder is false in its config.json)"
     elif type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:

@@ -104,6 +104,7 @@ def build_optimizers(network: nn.Module, training: Training) -> tuple[torch.opti
             lr=training.learning_rate,
             weight_decay=training.weight_decay,
             momentum=DEFAULT_MOMENTUM if spec.momentum is None else spec.momentum,
+            # Updates as large as those of AdamW, so that both use one learning rate.
             adjust_lr_fn="match_rms_adamw",
         )
         remaining_weights = [weight for weight in parameters if id(weight) not in muon_ids]

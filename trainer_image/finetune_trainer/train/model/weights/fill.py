@@ -244,10 +244,10 @@ def _set_magnitudes(model: nn.Module) -> None:
         base = layer.base_layer.weight
         with torch.no_grad():
             if layer.fan_in_fan_out:
-                # A Conv1D has its outputs in columns, and a rank holds only some rows of them.
+                # A Conv1D has its outputs in columns, and a rank holds only some rows: all are gathered.
                 rows.set_rows(magnitude, rows.gather_tensor(base).float().norm(dim=0))
             else:
-                # A rank holds the same rows of both.
+                # A rank holds the same rows of the magnitude and of the weight.
                 rows.local_rows(magnitude)[0].copy_(rows.local_rows(base)[0].float().norm(dim=1))
 
 

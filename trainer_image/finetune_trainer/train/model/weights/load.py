@@ -97,7 +97,7 @@ def build_empty_model(config: Any, dtype: torch.dtype, *, trust: bool) -> PreTra
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=trust)
     # NB: parameters that are created on the meta device are not tied.
     model.tie_weights()
-    # Not parameters, because FSDP casts them in each pass.
+    # Only buffers: FSDP casts all parameters in each pass.
     is_fp32 = fp32_name_filter(model, dtype)
     for name, buffer in model.named_buffers():
         if is_fp32(name):

@@ -241,6 +241,6 @@ def load_adapter(model: Any, adapter: Path) -> Any:
         try:
             return peft.PeftModel.from_pretrained(model, str(adapter))
         except (RuntimeError, UserWarning) as error:
-            # torch lists the shapes that differ below a headline.
+            # The message of torch is a headline and a line for each difference; peft's warning is one line.
             detail = str(error).strip().splitlines()[:2][-1].strip()
             raise ValueError(f"the adapter does not fit its base: {detail[:300]}") from error

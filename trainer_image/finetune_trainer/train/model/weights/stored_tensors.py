@@ -35,7 +35,10 @@ class Part(Protocol):
 
 
 class _LastOpenedFile:
-    """Keeps only the last file open: mapped files are large, and so is a header with thousands of experts, which reopening would read."""
+    """Keeps only the last file open, because mapped files are large.
+
+    Reopening it for each tensor would read its header again, which is large if the file has thousands of experts.
+    """
 
     def __init__(self) -> None:
         self._path: Path | None = None
@@ -211,6 +214,7 @@ class _Conversion:
         """Whether each row of a parameter is made of one tensor per pattern, as in fused experts."""
         from transformers.core_model_loading import Concatenate, Interleave, MergeModulelist, Transpose
 
+        # After the first operation, none may mix rows, that is, apply to dimension 0. An unknown operation counts as one that does.
         merge, *operations = self.converter.operations
         dims = [
             (operation.dim0, operation.dim1)
