@@ -51,7 +51,7 @@ class Decoding:
     def _group_by_length(
         self, network: Network, prompts: Sequence[list[int]]
     ) -> Iterator[tuple[int, list[int]]]:
-        """Yield batches of prompts of similar length: how many tokens their answers may have, and the indices of the prompts."""
+        """Yield batches of prompts of similar length: the number of tokens that each answer may have, and the indices of the prompts."""
         virtual = _count_virtual_tokens(network)
         context = getattr(network.base.config.get_text_config(), "max_position_embeddings", None)
 

@@ -200,7 +200,7 @@ def _suggest_remedy(encoder: Encoder) -> str:
     remedies = []
     if counts["too long"] or counts["truncated"]:
         remedies.append(f"raise training.maxLength above {encoder.max_length}")
-    # A truncated row may have lost its answer to the cut; any further row without an answer lacks it in the data.
+    # A truncated row may have lost its answer when it was cut; all other rows without an answer lack it in the data.
     if counts["without an answer"] > counts["truncated"]:
         what = "texts" if columns.text is not None else "answers"
         remedies.append(f"put {what} into {', '.join(columns.column_names)} of its rows")

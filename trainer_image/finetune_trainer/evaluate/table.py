@@ -27,7 +27,7 @@ def log_table(
     """Log a table with the columns prompt and reference, and one for each model.
 
     Args:
-        tracker: logs the table to the run; if MLflow is unreachable for too long, it prints a line.
+        tracker: logs the table to the run; if MLflow is unreachable for too long, the tracker prints a line.
         folder: the file is written here, and must stay until the tracker is closed.
         questions: the questions, one for each row of the table.
         references: the expected answer to each question.

@@ -44,7 +44,8 @@ def find_end_token(tokenizer: PreTrainedTokenizerBase) -> int | None:
 def has_end(tokenizer: PreTrainedTokenizerBase, text: str) -> bool:
     """Return whether a text after an answer has a special token, or the text with which the chat template ends an answer.
 
-    The end-of-text token is removed from the template's text, unless it is the whole text: a template may write it only after the last answer.
+    The end-of-text token is removed from the template's text, unless it is the whole text: a template may write it only after the last
+    answer.
     """
     (tokens,) = encode(tokenizer, [text], special=False)
     end = find_end_text(tokenizer)

@@ -1,6 +1,6 @@
 """Makes documents from the rows of a table: token ids, and which of them are answers.
 
-The preparation writes the documents to its table. Training makes them if a table does not have them.
+The preparation writes the documents to its table. Training makes the documents if a table does not have them.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ def write(value: Any) -> str | None:
     """Return the text of a value; None for a missing value.
 
     Args:
-        value: `is_plain` must hold for it. A float of 32 bits or less must have its NumPy type, which decides on its digits.
+        value: `is_plain` must hold for it. A float of 32 bits or less must have its NumPy type, which determines the digits.
     """
     match value:
         case None | str():

@@ -33,7 +33,7 @@ _CALLED = {"name": _CALL, "arguments": {}}
 _ID = "a1b2c3d4e"
 EXAMPLE_CALL = {"id": _ID, "type": "function", "function": _CALLED}
 """A call of a tool, as clients send it."""
-# Two forms of a tool and of a call of it: in the wrapper that clients send, and without the wrapper.
+# Two forms of a tool and its call: in the wrapper that clients send, and without the wrapper.
 _PROBES = (({"type": "function", "function": _DEFINITION}, EXAMPLE_CALL), (_DEFINITION, _CALLED))
 
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from finetune_crds.data import Columns
 
 ENCODING = "finetune.encoding"
-"""The key of `Documents.encoding` in the metadata of a column of token ids, and of the commit that wrote it."""
+"""The key of `Documents.encoding` in the metadata of a column of token ids, and in the metadata of the commit that wrote the column."""
 
 
 class Document(NamedTuple):

@@ -70,7 +70,7 @@ def load_tokenizer(model: Model, folder: Path) -> PreTrainedTokenizerBase:
 def _add_new_tokens(tokenizer: PreTrainedTokenizerBase, model: Model) -> None:
     """Add the new tokens in sorted order, so that their ids do not depend on the order in the recipe.
 
-    NB: they do not become special tokens: generation would remove those from an answer.
+    NB: the new tokens do not become special tokens, which generation removes from an answer.
     """
     from tokenizers import AddedToken
 
@@ -116,7 +116,9 @@ def pad_id(tokenizer: PreTrainedTokenizerBase) -> int:
 def check_vocabulary(
     tokenizer: PreTrainedTokenizerBase, rows_of_embedding: int, base: str, new: Collection[int] = ()
 ) -> None:
-    """Check that the embedding has a row for each token of the tokenizer, except for the ids in `new`, whose rows are added later. More rows are allowed.
+    """Check that the embedding has a row for each token of the tokenizer, or more rows.
+
+    The ids in `new` are not checked: their rows are added later.
 
     Raises:
         RecipeRefusedError: the embedding has too few rows.
@@ -170,8 +172,8 @@ class TextTokenizer:
 def build_text_tokenizer_loader(tokenizer: PreTrainedTokenizerBase) -> Callable[[], TextTokenizer] | None:
     """Return a function that loads the tokenizer of texts in any process; None for a tokenizer that is Python code.
 
-    NB: the function is part of the code of a Spark task, and contains the tokenizer as the driver loaded it: its file, with the additions
-    of its configuration. So a worker need not import transformers and torch, which takes 3 s and 200 MB.
+    NB: the function is part of the code of a Spark task, and contains the tokenizer as the driver loaded it: tokenizer.json, with the
+    additions of the other files. So a worker need not import transformers and torch, which takes 3 s and 200 MB.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:

@@ -1,1 +1,1 @@
-"""Models by their URI: reads them, caches them between jobs, and writes them."""
+"""Reads models by their URI, caches them between jobs, and writes them."""

@@ -137,6 +137,7 @@ def describe(error: BaseException) -> tuple[int, TerminationMessage]:
         code, reason, sentence = 128 + signal.SIGINT, "Interrupted", "interrupted from the terminal"
     else:
         code, reason, line = EXIT_FAILED, type(error).__name__, first_line(error)
+        # Without a message, the line is the name of the error's type, which the reason already is.
         sentence = line if line == reason else f"{reason}: {line}"
     pod_error = PodError(reason=reason[:64], message=sentence[:_MESSAGE_MAX_CHARS], rank=rank)
     return code, TerminationMessage(error=pod_error, checkpoint_step=step)

@@ -14,7 +14,7 @@ def get_release() -> str:
     """Return the release of this code."""
     for name in _DISTRIBUTIONS:
         try:
-            # NB: in the wheel, the digest of its content follows the version of the release.
+            # NB: the wheel's version is that of the release, followed by .post and a digest of the wheel's content.
             return version(name).partition(".post")[0]
         except PackageNotFoundError:
             continue

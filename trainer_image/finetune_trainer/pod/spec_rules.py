@@ -108,7 +108,7 @@ def set_defaults(schema: Schema, value: Any) -> Any:
 
 
 def _build_spec(recipe: Recipe, schema: Schema) -> Json:
-    """Return the spec whose recipe this is, with the fields that differ from their defaults."""
+    """Return the spec that has this recipe, with only the fields that differ from their defaults."""
     spec: Json = recipe.model_dump(
         mode="json", by_alias=True, exclude_none=True, exclude_defaults=True, exclude=_NOT_IN_SPEC
     )

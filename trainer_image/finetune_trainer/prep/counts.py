@@ -24,7 +24,7 @@ class Counts:
     sources: rows of each source of a mix.
     redacted: replaced values, by kind.
     shared: examples that share words with each evaluation set.
-    lengths: examples in each bin of `lengths`, before and after the limits.
+    lengths: examples in each bin of `report.lengths`, before the limits of tokens and examples, and after.
     near: the near duplicates, if they were searched.
     weighed: rows with the field that data.columns.messageWeight names, if it names one.
     learned: examples with a token that the loss covers.

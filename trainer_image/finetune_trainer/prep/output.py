@@ -118,7 +118,7 @@ def _refuse_other_preparations(table_versions: Sequence[Version], recipe: Recipe
 
 
 def _has_files(spark: SparkSession, location: str) -> bool:
-    """Return whether a folder has files other than those that a preparation writes before its commit, and leaves if it is killed."""
+    """Return whether a folder has other files than the uncommitted files that a killed preparation leaves."""
     context: Any = session.context(spark)
     if context is None:
         return _has_files_without_jvm(spark, location)
@@ -271,6 +271,7 @@ def _write(frame: DataFrame, recipe: Recipe, result: PrepResult) -> None:
     ordered = frame.repartition(files, ID).sortWithinPartitions(SPLIT, ID)
     writer = ordered.write.format("delta").mode("overwrite").option("overwriteSchema", "true")
     writer = writer.option("userMetadata", metadata)
+    # Delta skips the write if the table has a commit with the same transaction.
     writer = writer.option("txnAppId", "/".join(token.values())).option("txnVersion", 1)
     # NB: not every reader without a JVM supports deletion vectors.
     writer = writer.option("delta.enableDeletionVectors", "false")

@@ -75,7 +75,7 @@ def run(
             progress = Progress(show or partial(show_in_run, tracker), SparkTasks(spark.sparkContext))
             write = partial(report.publish, tracker=tracker, folder=reports or Path(scratch))
             with progress.running():
-                # NB: the report is drawn while Spark writes the table; `background` waits for it when it closes.
+                # NB: the report is drawn while Spark writes the table; closing `background` waits for the report.
                 publish = partial(background.submit, write)
                 return prepare(spark, recipe, request, tokenizer, progress, publish=publish)
 

@@ -41,7 +41,7 @@ _FILE_CONDITIONS = ("FAILED_READ_FILE", "CANNOT_READ_FILE_FOOTER")
 _MAX_MESSAGE_CHARS = 200
 _FILE_DELETED = "FAILED_READ_FILE.FILE_NOT_EXIST"
 _DISK_FULL = "No space left on device"
-# Packages on the stack of the JVM while it writes the files of the table, or its commit.
+# Packages on the stack of the JVM while the files or the commit of the table are written.
 _WRITERS = ("org.apache.parquet.hadoop.", "io.delta.storage.")
 # NB: the answer to a HEAD request has no body, and so no error code of S3: only its status remains.
 _EXPIRED_TOKEN = re.compile("ExpiredToken|Status Code: 400")

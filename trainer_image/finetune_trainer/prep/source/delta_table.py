@@ -21,7 +21,7 @@ def read(
 ) -> tuple[DataFrame, int, str]:
     """Read a table at the requested version, or at the newest; return the rows, the version and the id of the table.
 
-    The id distinguishes a table from an earlier one of the same name, which had the same version numbers.
+    The id distinguishes a table from an earlier table of the same name, whose versions have the same numbers.
 
     Args:
         place: the location; None for a table that the session finds by its name.

@@ -110,7 +110,7 @@ def _find_commit(source: SourceLocation, field: str) -> str:
 
     dataset = source.address
     info = HfApi().dataset_info(dataset, revision=source.revision)
-    # NB: the description of a gated data set is public, but its files are not: so access to them is checked now.
+    # NB: the description of a gated data set is public, but its files are not, so access to the files is checked now.
     HfApi().auth_check(dataset, repo_type="dataset")
     script = f"{dataset.rpartition('/')[2]}.py"
     if any(file.rfilename == script for file in info.siblings or []):

@@ -114,7 +114,7 @@ def _refusing_nanoseconds(spark: SparkSession) -> Iterator[None]:
 
 
 def _union(reader: DataFrameReader, files: Mapping[str, Footer]) -> DataFrame:
-    """Return the rows of files with the columns of all of them, by their footers."""
+    """Return the rows of files with the columns of all of them, according to the footers of the files."""
     groups: dict[str, list[str]] = {}
     columns: dict[str, StructField] = {}
     for file, footer in files.items():

@@ -24,7 +24,7 @@ class Counter:
         self._counts: list[Column] = []
 
     def watch(self, frame: DataFrame, **counts: Column) -> DataFrame:
-        """Return the frame, which counts its rows as `all` and the aggregates under their names when it is read."""
+        """Return the frame; when it is read, its rows are counted as `all`, and each aggregate under its name."""
         self._frame = frame
         self._counts = [
             sf.count(sf.lit(1)).alias("all"),

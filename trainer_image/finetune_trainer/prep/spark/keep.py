@@ -19,7 +19,7 @@ def keep(frame: DataFrame, kept_frames: ExitStack) -> DataFrame:
     """Return the frame, kept on disk until `kept_frames` closes: in memory it would grow with the corpus.
 
     NB: serverless compute keeps nothing. The frame is then computed again each time it is read, with the same rows: they depend
-    only on the source, which is pinned if it is a table.
+    only on the source, and a table is read at one version.
     """
     try:
         persisted = frame.persist(StorageLevel.DISK_ONLY)

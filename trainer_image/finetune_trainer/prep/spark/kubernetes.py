@@ -150,7 +150,7 @@ def build_executor_settings(spark: Spark, *, jars: Path, options: str) -> dict[s
     number = str(spark.executor_pods)
     dynamic = {f"{_DYNAMIC}minExecutors": "1", f"{_DYNAMIC}maxExecutors": number}
     return {
-        # Without it, any pod that reaches the driver could be one of its executors.
+        # Without authentication, any pod that reaches the driver could be one of its executors.
         "spark.authenticate": "true",
         "spark.blockManager.port": str(contract.SPARK_BLOCKS_PORT),
         **(dynamic if spark.is_dynamic else {"spark.executor.instances": number}),

@@ -36,7 +36,7 @@ _ENV_GATEWAY = "PYSPARK_GATEWAY_PORT"
 _CGROUP = Path("/sys/fs/cgroup")
 _LOG_LEVEL = "spark.log.level"
 _LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
-# NB: G1, the JVM's default, collects garbage concurrently on the same cores: on two of them, 500,000 rows took 131 s with it
+# NB: G1, the JVM's default, collects garbage concurrently on the same cores: on two cores, 500,000 rows took 131 s with it
 # and 113 s without (docs/design/speed.md).
 _SERIAL, _FEW_CORES = "-XX:+UseSerialGC", 2
 _COLLECTOR, _JVM_OPTIONS = re.compile(r"-XX:\+Use\w*GC\b"), ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS")
@@ -103,7 +103,7 @@ def start(spark: Spark, catalog: Catalog | None = None) -> SparkSession:
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     if driver is None:
-        # NB: without it Spark resolves its host name, which fails in some networks.
+        # NB: without this variable, Spark resolves the name of its host, which fails in some networks.
         os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     # NB: this variable would override spark.local.dir.
     os.environ.pop("SPARK_LOCAL_DIRS", None)

@@ -44,7 +44,7 @@ def limit(texts: int, share: float = _SHARE) -> int:
 def find_boilerplate(frame: DataFrame, text: str, texts: int) -> Boilerplate:
     """Return the shingles that are boilerplate.
 
-    They are counted in a sample of the texts, chosen by a hash of their ids.
+    Shingles are counted in a sample of the texts, chosen by a hash of the ids.
 
     Args:
         frame: texts in lower case in the column `text`, with distinct ids in the column `id`.

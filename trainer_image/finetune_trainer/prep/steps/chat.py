@@ -29,7 +29,7 @@ def check(tokenizer: PreTrainedTokenizerBase, recipe: Recipe) -> None:
         loss_mask.check_template(tokenizer, base)
     if missing := answer_end.explain_missing_stop(tokenizer):
         print(f"NB: {missing}", flush=True)
-    # With Drop, conversations with tools are dropped one by one.
+    # With Drop, the conversations that have tools are dropped, and the others are kept.
     drops_refused_rows = prepare is not None and prepare.on_template_error == "Drop"
     if (
         columns

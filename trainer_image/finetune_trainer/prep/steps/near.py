@@ -281,7 +281,7 @@ def verify_pairs(pairs: DataFrame, sketched: DataFrame, threshold: float) -> Dat
 
 
 def _cluster_pairs(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield each example of a cluster with the least id of its cluster and the example that is most similar to it.
+    """Yield each example of a cluster, with the least id of the cluster and the id of the most similar example.
 
     NB: it runs in one worker, which holds all similar pairs: about 120 bytes for each.
     """

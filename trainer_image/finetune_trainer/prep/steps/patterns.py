@@ -1,7 +1,7 @@
 """Patterns of personal data and secrets in texts.
 
-They are made for precision: a number counts only with what makes it a phone or card number, a string only with the mark of
-the service that issues it.
+They are made for precision: a number counts only if its form or a word before it shows that it is a phone or card number, a string
+only if it has the mark of the service that issues it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Pattern(NamedTuple):
     find: Callable[[str], Iterable[Span]]
 
 
-# Letters of scripts with spaces between words, and their diacritics, also as characters of their own (RFC 6531).
+# Letters of scripts with spaces between words; diacritics are part of a letter, or separate characters (RFC 6531).
 _LETTER = "A-Za-z\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u024f\u0300-\u036f\u0370-\u052f\u1e00-\u1fff"
 _EMAIL = re.compile(
     rf"(?<![{_LETTER}0-9._%+-])(?P<account>[{_LETTER}0-9][{_LETTER}0-9._%+-]{{0,63}})@"
@@ -97,7 +97,7 @@ _CARD_NUMBER = re.compile(
     r"(?!\w|[.:/-]\d| \d{3})"
 )
 
-# A mark of every secret that the expressions below find, as an expression of RE2, which is faster than they are.
+# An expression of RE2 that matches a mark of every secret that the expressions below find; it is faster than they are.
 _MARKS = (
     r"PRIVATE KEY|(AKIA|ASIA)[A-Z2-7]{16}|(?i:secret_?access_?key|session_?token)|\bsk-[\w-]{20}|\b[sr]k_(live|test)_"
     r"|\bgh[pousr]_\w{36}|\bgithub_pat_|\bglpat-|\bxox[a-z]-|\bAIza[\w-]{35}|\bhf_\w{34}|\bdapi[0-9a-f]{32}|\bnpm_\w{36}"
@@ -173,7 +173,7 @@ def _is_account_of_server(text: str, address: re.Match[str]) -> bool:
 def _find_phones(text: str) -> Iterator[Span]:
     """Yield phone numbers: valid numbers of a country that are recognizable by their form or by a word before them."""
     for match in _ANNOUNCED_FROM_ZERO.finditer(text):
-        # Numbers have at most 15 digits (ITU-T E.164); shorter ones than 7 are not complete.
+        # From seven digits, as in `_NUMBER`, to the 15 of the longest numbers (ITU-T E.164).
         if 7 <= sum(character.isdigit() for character in match["value"]) <= 15:
             yield match.span("value")
     for candidate in _NUMBER.finditer(text):

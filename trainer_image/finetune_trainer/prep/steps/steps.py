@@ -197,7 +197,7 @@ def _with_condition(frame: DataFrame, plan: Plan) -> DataFrame:
 def select_passed(frame: DataFrame, plan: Plan) -> DataFrame:
     """Select the rows that pass the filters, with the columns that later steps read.
 
-    Conversations and what Jinja templates read as it is keep their types; other columns become text.
+    Conversations, and the columns of `reader.jinja_values`, keep their types; other columns become text.
     """
     content = dict.fromkeys([*plan.form.content, *(plan.prepare.dedupe.columns or [])])
     ratios = plan.prepare.split_ratios
