@@ -94,7 +94,7 @@ def set_defaults(environment: MutableMapping[str, str], threads: int) -> None:
 
 
 def _choose_device(recipe: Recipe, gang: Gang, folder: Path) -> None:
-    """Check that the pod has the GPUs that the recipe needs; hide them where it asks for CPUs."""
+    """Check that the pod has the GPUs that the recipe needs; hide all GPUs if the recipe asks for CPUs."""
     if recipe.distributed.device == "CPU":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
         return

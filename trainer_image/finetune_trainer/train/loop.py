@@ -156,7 +156,7 @@ class Loop:
     def _stop_if_requested(self) -> None:
         """Stop here when any rank received SIGTERM; all ranks call this at the same places."""
         (requested,) = self.world.sum_over_ranks(self.preemption.requested)
-        # A complete run without checkpoints does not stop: it would be lost, so it delivers its model.
+        # A complete run without checkpoints does not stop, because all its work would be lost: it delivers its model.
         complete = self.checkpointer is None and self.progress.step == self.feed.max_steps
         if requested and not complete:
             self._preempt()

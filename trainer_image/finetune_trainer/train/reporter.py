@@ -126,8 +126,8 @@ class Reporter:
         """Add one optimizer step.
 
         Args:
-            finite: whether the step was taken, a scalar on the device: otherwise its loss and metrics are left out.
-            broken: whether it counts as skipped, a scalar on the device.
+            finite: whether the step was taken, a scalar on the device; the loss and the metrics of other steps are left out.
+            broken: whether the step counts as skipped, a scalar on the device.
             count: losses in the step, of all ranks.
             tokens: tokens that are not padding, of all ranks.
             attended: the sum of the squares of the documents' lengths, of all ranks.

@@ -93,8 +93,8 @@ class Checkpointer:
         attempt = read_attempt()
         self.claim = Claim(self.folder, attempt, world.broadcast(build_token(attempt)))
         """The claim on the folder; only rank 0 confirms it."""
-        # NB: an asynchronous save runs collectives in another thread; a separate group keeps them apart from those
-        # of the loop.
+        # NB: an asynchronous save runs collectives in another thread; a separate group keeps them apart from the
+        # collectives of the loop.
         timeout = timedelta(seconds=recipe.distributed.collective_timeout_seconds)
         self._group = dist.new_group(backend="gloo", timeout=timeout)
         self._run_on_leader = partial(run_on_leader, world=world, group=self._group)

@@ -1,4 +1,4 @@
-"""Steps that only rank 0 takes, and whose outcome all ranks share, in a group of their own."""
+"""Runs a step on rank 0 only, and shares its outcome with all ranks, over a given process group."""
 
 from __future__ import annotations
 

@@ -52,7 +52,8 @@ def find_newest(job_folder: str, recipe: Recipe) -> ResumePoint | None:
     """Return the newest checkpoint in the job's own folder, or else in checkpoint.resumeFrom; None if there is neither.
 
     Raises:
-        RecipeRefusedError: the checkpoint belongs to another recipe, all checkpoints are damaged, or checkpoint.resumeFrom has no complete checkpoint.
+        RecipeRefusedError: the checkpoint belongs to another recipe, all checkpoints are damaged, or checkpoint.resumeFrom has none that is
+            complete.
         TrainingError: the storage failed.
     """
     checkpoint = _find_newest_in(job_folder, explain_start_over(job_folder, recipe))

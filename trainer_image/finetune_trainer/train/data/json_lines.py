@@ -65,7 +65,7 @@ def read_rows(
 
 
 def infer_columns(files: AbstractFileSystem, paths: list[str]) -> list[Column]:
-    """Return the columns in the first rows of each JSON lines file, with the kind of their first value that is neither null nor []."""
+    """Return the columns in the first rows of each JSON lines file, each with the kind of its first value that is neither null nor []."""
     first: dict[str, Any] = {}
     for file in paths:
         with open_lines(files, file) as opened:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 def find_columns(files: AbstractFileSystem, paths: list[str], columns: set[str]) -> set[str]:
     """Return the optional columns that at least one Parquet file has; the other files may lack them."""
-    # A column that the only file lacks is missing, also if it is optional.
+    # If there is one file, a column that it lacks is missing, even if the column is optional.
     if len(paths) == 1 or not columns:
         return set()
     return columns & {name for schema in read_schemas(files, paths) for name in schema.names}

@@ -86,7 +86,7 @@ def has_token_ids(splits: Splits, encoding: str) -> bool:
     """
     if splits.type != "Delta":
         return False
-    # NB: a later commit that changes texts leaves the token ids of the old texts in the table.
+    # NB: only the newest commit counts: a later commit may change texts, and leave the token ids of the old texts in the table.
     for commit in delta_table.open_table(splits).history(1):
         with suppress(LookupError, ValueError, TypeError):
             return bool(json.loads(commit["userMetadata"])[ENCODING] == encoding)

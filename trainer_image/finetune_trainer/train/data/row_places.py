@@ -1,4 +1,4 @@
-"""Finds the place of a refused row in the files of a split, because the readers of rows only count them."""
+"""Finds the place of a refused row in the files of a split: while rows are read, they are only counted."""
 
 from __future__ import annotations
 

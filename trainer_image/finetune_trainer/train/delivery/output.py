@@ -28,7 +28,7 @@ def folder_of(recipe: Recipe) -> ModelFolder | None:
 
 
 def publish(output_folder: ModelFolder, exported: Path, recipe: Recipe, base: Origin | None) -> None:
-    """Write a model to its folder: a standalone one, or an adapter, which names its base.
+    """Write a model to its folder: a standalone model, or an adapter that names its base.
 
     A base that was merged in this pod exists nowhere else: it is written to the folder `base` inside the adapter's folder.
 

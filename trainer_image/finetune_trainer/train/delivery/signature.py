@@ -164,8 +164,8 @@ def infer_signature(examples: Examples) -> ModelSignature:
     """Infer the signature from examples.
 
     For prompts, input and output are one text column each. For conversations it is MLflow's signature of a chat model, whose optional
-    columns clients of an endpoint send. If the messages of the data do not fit it, for example because they have other fields, the type
-    inferred from them replaces the type of the column. Both signatures have the same parameters.
+    columns clients of an endpoint send. If the messages of the data do not fit this signature, for example because they have other
+    fields, the type inferred from the data replaces the type of its messages. Both signatures have the same parameters.
     """
     from mlflow.exceptions import MlflowException
     from mlflow.models import ModelSignature, infer_signature, validate_schema

@@ -26,7 +26,7 @@ def local_rows(parameter: torch.Tensor) -> tuple[torch.Tensor, slice]:
     if not isinstance(parameter, DTensor):
         return parameter, slice(None)
     local_tensor, begin, mesh = parameter.to_local(), 0, parameter.device_mesh
-    # NB: torch's own function for several dimensions reads an index from a tensor, which a plan refuses as a wait for the GPU.
+    # NB: torch's own function for several dimensions reads an index from a tensor, which waits for the GPU and fails on fake tensors.
     for dimension, placement in enumerate(parameter.placements):
         if isinstance(placement, Shard):
             _, begin = Shard.local_shard_size_and_offset(

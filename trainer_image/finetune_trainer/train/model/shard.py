@@ -95,8 +95,8 @@ def _prefetch_head(head: Any, layers: Sequence[Any]) -> None:
     """Gather the output layer while the last decoder layer computes.
 
     Otherwise the gather starts only when the CPU has launched that whole layer, which is too late if the GPU waits for the CPU. The gather
-    is asynchronous, and so must be requested ahead: after a synchronous gather, FSDP keeps the buffer until the end of the forward pass,
-    a second copy of the output layer during the loss, when memory is at its peak.
+    is asynchronous, and so must be requested ahead. A synchronous gather would cost memory: FSDP keeps its buffer until the end of the
+    forward pass, as a second copy of the output layer during the loss, when memory is at its peak.
     """
     head._set_unshard_async_op(True)  # noqa: SLF001 - there is no public way
     for layer in layers[-1:]:

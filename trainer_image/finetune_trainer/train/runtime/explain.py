@@ -16,7 +16,8 @@ _MAX_LINE_CHARS = 300
 _FAULT_OF_RANK = re.compile(
     r"ncclInvalid(?:Usage|Argument)|ncclUnhandledCudaError|ncclInternalError|No space left on device|EADDRINUSE"
 )
-# Gloo raises no class of its own. Source: Gloo, transport/tcp/pair.cc and unbound_buffer.cc.
+# Gloo has no error class of its own: its RuntimeErrors are recognized by their texts. Source: Gloo, transport/tcp/pair.cc and
+# unbound_buffer.cc.
 _GLOO = re.compile(r"gloo", re.IGNORECASE)
 _GLOO_LOSS = re.compile(
     r"connection closed by peer|connection reset by peer|timed out|broken pipe|no route to host",

@@ -25,7 +25,7 @@ def load_recipe() -> Recipe:
 
 
 def _list_missing(recipe: Recipe) -> list[str]:
-    """Return a sentence for each thing that a recipe lacks, and that a job's spec may leave to the operator."""
+    """Return a sentence for each missing thing that a recipe must have, although the spec of a job may leave it to the operator."""
     checkpoint = recipe.checkpoint
     resume_from = checkpoint.resume_from if checkpoint else None
     table = (

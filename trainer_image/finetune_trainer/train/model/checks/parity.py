@@ -80,8 +80,8 @@ class Subject:
 class Comparison:
     """Differences between logits [tokens, vocabulary]: the upper quartile over the tokens of a document, then the maximum of two documents.
 
-    At a token, two vectors of logits differ by |first - second| / |second|. From each vector its mean is subtracted first, because it does
-    not change probabilities.
+    At a token, two vectors of logits differ by |first - second| / |second|. The mean of each vector is subtracted first, because a
+    constant does not change probabilities.
     """
 
     reference: float
@@ -217,7 +217,7 @@ def _try_to_compare(
     try:
         return _compare(network, device, is_packed=is_packed, is_eager=is_eager)
     except _MODEL_ERRORS as error:
-        # `explain_error` replaces errors of memory and of other ranks: like those of GPUs, they say nothing about the model.
+        # Errors that `explain_error` replaces, of memory and of other ranks, say nothing about the model, and neither do errors of GPUs.
         if explain_error(error, 0) is not error or "CUDA" in str(error):
             raise
         traceback.print_exc()

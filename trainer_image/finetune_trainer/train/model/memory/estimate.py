@@ -128,6 +128,7 @@ class _Step:
     def gather_last_layer(self) -> Estimate:
         """FSDP gathers the last layer in addition to the output layer: the backward pass begins."""
         baseline = self.baseline
+        # The output layer; with several ranks, also a second copy of it, and the last layer.
         gathered = self.output + (self.buffers - 1) * (self.output + self.layer)
         return replace(
             baseline,

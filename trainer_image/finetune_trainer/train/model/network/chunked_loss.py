@@ -102,7 +102,7 @@ def _compute_scaled_gradients(
 ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...], torch.Tensor]:
     """Return the loss of a chunk of logits, its gradients times a scale, and that scale.
 
-    NB: the scale of the loss comes after the output layer, and fp16 has lost small gradients by then.
+    NB: the scale of the whole loss multiplies these gradients only later, when fp16 has already lost the small ones.
     """
     leaf = logits.detach().requires_grad_()
     loss = score(leaf, chunk)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 # Fields of layers, for example `attention_dropout`, `layerdrop`, `resid_pdrop`; and `jitter_noise` of the inputs of experts.
 _RANDOM_FIELDS = ("drop", "jitter")
-# Models that choose experts at random in training, by a parameter that must not be 0: evaluations need it too.
+# Models that choose experts at random in training, by a parameter that cannot be set to 0, because evaluations use it too.
 _MODELS_WITH_RANDOM_ROUTERS = ("phimoe",)
 
 

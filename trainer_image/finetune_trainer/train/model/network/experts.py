@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 _PER_LAYER_FIELDS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 _PER_TOKEN_FIELDS = ("num_experts_per_tok", "top_k_experts")
-# Experts that every token uses: a config has either their total size, or their number, each of the usual size.
+# Experts that every token uses: a config has either their total size, or their number if each has the usual size.
 _SHARED_SIZE_FIELDS = ("shared_expert_intermediate_size", "shared_intermediate_size")
 _SHARED_COUNT_FIELDS = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
 # Models with a dense layer of intermediate_size in addition to the experts.

@@ -155,7 +155,7 @@ def merge_into_base(
 
 
 def copy_base(base: Path, spec: Model, directory: Path, field: str = "model.base") -> None:
-    """Save an unchanged base, in the dtype of its config; the host holds one file of weights, or all of a pickle.
+    """Save an unchanged base, in the dtype of its config; the host holds one file of weights, or the whole base if it is stored in pickles.
 
     Args:
         base: folder of the base.
