@@ -86,6 +86,7 @@ def run(recipe: Recipe, uri: str) -> EvaluationResult:
                 if spec.base_model
                 else {"model": trained.answers}
             )
+            # If a metric compares answers, all questions have answers, not only those of the table.
             columns = {column: answers[: spec.generations] for column, answers in answers_by_model.items()}
             table.log_table(
                 tracker, folder, evaluator.table_questions, trained.references[: spec.generations], columns

@@ -70,6 +70,7 @@ def _rename(message: Message) -> Message:
     if content is not None and plain_text.is_plain(content):
         renamed["content"] = plain_text.write(content)
     elif isinstance(content, dict):
+        # A single part.
         renamed["content"] = [content]
     call = renamed.pop(LEGACY_CALL, None)
     if _has_name(call) and not renamed.get("tool_calls"):

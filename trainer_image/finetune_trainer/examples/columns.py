@@ -138,6 +138,7 @@ def _find_preference_columns(schema: Sequence[Column], where: str, objective: Ob
 
 def _may_be_tools(column: Column) -> bool:
     """Whether a column can hold definitions of tools: JSON text, or a list of structures."""
+    # JSON lines have only the name of the outer type; Arrow and Spark name the types inside it too.
     return (
         column.kind == "text"
         or column.type == "list"

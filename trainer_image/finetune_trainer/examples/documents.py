@@ -138,7 +138,8 @@ class Documents:
 
     @property
     def _chat(self) -> PreTrainedTokenizerBase:
-        assert not isinstance(self.tokenizer, TextTokenizer)  # noqa: S101 - it serves for texts alone
+        """The tokenizer of prompts and conversations, which can have a chat template."""
+        assert not isinstance(self.tokenizer, TextTokenizer)  # noqa: S101 - only texts use that
         return self.tokenizer
 
     def _encode_conversations(

@@ -100,12 +100,12 @@ def explain_type(column: str, where: str, kind: str) -> str:
 
 
 def explain_label_type(column: str, where: str, kind: str) -> str:
-    """Return the sentence for a column of labels of a type that labels do not have."""
+    """Return the sentence for a column of labels whose type is not supported."""
     return f"column {column} of {where} holds {kind}: {EXPECTED_LABELS}"
 
 
 def explain_lists(column: str) -> str:
-    """Return the sentence for a column of lists in place of texts."""
+    """Return the sentence for a column that contains lists where texts are required."""
     return f"column {column} contains lists, but text is required: name it in data.columns.messages if the lists are conversations"
 
 

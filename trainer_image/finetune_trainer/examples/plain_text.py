@@ -161,6 +161,7 @@ def _find_simplification(kind: pa.DataType) -> Callable[[Any], Any] | None:
         element = _find_simplification(kind.value_type)
         return None if element is None else lambda values: [_apply(element, value) for value in values]
     if pa.types.is_floating(kind):
+        # The digits depend on the type, and `to_pylist` returns Python's floats.
         return lambda number: _read_number(write(kind.to_pandas_dtype()(number)))
     if pa.types.is_decimal(kind):
         return lambda number: _read_number(write(number))

@@ -179,6 +179,7 @@ def _convert(schema: Schema, value: Any) -> Any:
 
 
 def _evaluate(expression: str, value: Any) -> Any:
+    # No rule reads this oldSelf, see `_FUNCTIONS`, but CEL requires a value.
     return compile_rule(expression).evaluate({"self": value, _OLD_SELF: celtypes.BoolType(False)})
 
 

@@ -96,6 +96,7 @@ def _find_place(source: Corpus, row: Row) -> str:
     name = as_named(address)
     if source.table:
         name = f"{name.rpartition('/')[2]} of {source.table}"
+    # Files that are not text are Parquet, also in tables and data sets of the Hub.
     if source.texts is None:
         return describe_place(number, name, "Parquet")
     if source.texts.kind == "JSONLines":

@@ -36,6 +36,7 @@ _ROW_CONDITIONS = (
 )
 # Messages of Spark and of a Python worker about bytes that are not text. Spark shows the bytes after the last colon.
 _NOT_UTF8 = ("INVALID_UTF8_STRING", "UnicodeDecodeError: ")
+# Errors of Spark about a file that it cannot read.
 _FILE_CONDITIONS = ("FAILED_READ_FILE", "CANNOT_READ_FILE_FOOTER")
 # A message may quote a line of the corpus.
 _MAX_MESSAGE_CHARS = 200
@@ -55,8 +56,10 @@ _STORES = rf"(?:{S3}|gs://|abfss://)"
 # Exceptions of Hadoop's file systems.
 _ACCESS_DENIED_CLASSES = ("java.nio.file.AccessDeniedException",)
 _GOOGLE_CLASS = "GoogleJsonResponseException"
+# The exception of an aborted Spark job, and the failure of a task in its message.
 _ABORTED_CLASS = "org.apache.spark.SparkException"
 _EXECUTOR_LOST = "ExecutorLostFailure"
+# The exception for a path whose scheme has no file system.
 _UNSUPPORTED_CLASSES = ("org.apache.hadoop.fs.UnsupportedFileSystemException",)
 _MISSING_CLASSES = ("org.apache.hadoop.fs.s3a.UnknownStoreException", "java.io.FileNotFoundException")
 _UNREACHABLE_CLASSES = (

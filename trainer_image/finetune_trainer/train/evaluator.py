@@ -71,7 +71,7 @@ class Evaluator:
         return math.exp(min(loss, _MAX_EXPONENT)) if self._network.objective.cross_entropy else None
 
     def is_due(self, progress: Progress, max_steps: int) -> bool:
-        """Whether to evaluate after this step: once every evalEverySteps, except after the last step, which is always evaluated."""
+        """Whether to evaluate after this step: once every evalEverySteps, except after the last step: `Loop` always evaluates the end."""
         step, every = progress.step, self._training.eval_every_steps
         if not self.enabled or every is None or step % every or step == max_steps:
             return False

@@ -68,7 +68,7 @@ def _read(spark: SparkSession, file: str, options: Mapping[str, str]) -> Footer:
     for position in range(message.getFieldCount()):
         column = message.getType(position)
         name, kind = column.getName(), str(column.toString())
-        # Each column alone: a type that Spark does not read makes it refuse a whole schema.
+        # Each column alone: one type that Spark does not read makes it refuse the whole schema.
         converted = _convert(converter, parquet.schema.MessageType("column", [column]))
         if converted is None:
             unreadable[name] = re.sub("^(optional|required|repeated) ", "", kind).replace(f" {name}", "", 1)

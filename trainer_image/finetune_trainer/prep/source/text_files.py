@@ -41,7 +41,7 @@ _HALF_ESCAPED = (
 
 
 class TextFiles(NamedTuple):
-    """The files of a source of text, for `check`."""
+    """The files of a source of JSON Lines or CSV, for `check`."""
 
     kind: str
     paths: list[str]
@@ -53,7 +53,7 @@ def checking_on_failure(spark: SparkSession, files: TextFiles | None) -> Iterato
     """If the columns of files are refused, check whether unreadable lines are the cause.
 
     Raises:
-        DataError: a line cannot be read; if all can, the error of the columns.
+        DataError: a line cannot be read; if all can be read, the error of the columns.
     """
     try:
         yield

@@ -232,11 +232,11 @@ def _sketch_batches(
                 bad = ~part.column(LABEL).to_numpy(zero_copy_only=False).astype(bool)
                 sketches.bands[bad] ^= _BAD_ANSWER_MASK
             ends = np.append(0, sketches.ends).astype(np.int32)
-            wide = np.arange(0, sketches.bands.size + 1, shape.bands, dtype=np.int32)
+            band_offsets = np.arange(0, sketches.bands.size + 1, shape.bands, dtype=np.int32)
             columns = [
                 part.column(_ID),
                 pa.ListArray.from_arrays(ends, sketches.shingles.view(np.int64)),
-                pa.ListArray.from_arrays(wide, sketches.bands.view(np.int64).ravel()),
+                pa.ListArray.from_arrays(band_offsets, sketches.bands.view(np.int64).ravel()),
             ]
             sketched_batch = pa.RecordBatch.from_arrays(columns, [_ID, _SHINGLES, _BANDS])
             yield sketched_batch.filter(pa.array(np.diff(ends) > 0))

@@ -35,7 +35,7 @@ _HASHES = 128
 _MIN_RECALL = 0.97
 # Scripts without spaces between words: each character is a word.
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|[^\W\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]+")
-# A fixed seed: the same text has the same bands in every pod.
+# Multiply-shift hashing: odd factors, and the upper half of each product. A fixed seed: the same text has the same bands in every pod.
 _RANDOM = np.random.Generator(np.random.PCG64(20261122))
 _FACTORS: Longs = _RANDOM.integers(0, 2**64, _HASHES, dtype=np.uint64) | np.uint64(1)
 _OFFSETS: Longs = _RANDOM.integers(0, 2**64, _HASHES, dtype=np.uint64)

@@ -91,7 +91,7 @@ def tokenize(splits: Splits, name: str, encoder: Encoder, folder: Path, *, prepa
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as unordered:
         _spool(_encode_examples(splits, name, encoder, prepared=prepared), Path(unordered))
-        # Rows with token ids are not counted here: their preparation has counted them.
+        # In a table with token ids, the preparation has checked the weights.
         if name == "train" and not prepared:
             _check_weights(encoder)
         if encoder.counts["kept"]:
@@ -180,6 +180,7 @@ def _write_sorted(unordered: Path, folder: Path, documents: int) -> None:
     sizes = lengths.sum(axis=1, dtype=np.int64)
     begins = (np.cumsum(sizes) - sizes)[order]
     lengths, sizes = lengths[order], sizes[order]
+    # One piece for each example: its documents are adjacent.
     _write_documents(unordered, folder, lengths, begins[:, None], sizes[:, None])
 
 

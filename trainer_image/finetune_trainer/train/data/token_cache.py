@@ -102,6 +102,7 @@ class TokenCache:
         sizes = {file.name: file.stat().st_size for file in sorted(source.iterdir())}
         for file in sizes:
             files.put_file(str(source / file), f"{folder}/{file}")
+        # Newer pods may have claimed the folder during the upload.
         self._confirm()
         files.pipe_file(f"{folder}/{_MARKER}", json.dumps(sizes).encode())
 

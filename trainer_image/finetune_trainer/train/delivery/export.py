@@ -307,6 +307,7 @@ def _write_mlmodel(
     from mlflow.utils.environment import _mlflow_conda_env, _PythonEnv
 
     packages = (*_REQUIREMENTS, "peft") if settings["adapter"] else _REQUIREMENTS
+    # Package indices do not have the local part of a version, such as +cu128.
     pins = [f"mlflow=={version('mlflow')}", *(f"{name}=={version(name).split('+')[0]}" for name in packages)]
     (folder / "requirements.txt").write_text("".join(f"{line}\n" for line in pins), encoding="utf-8")
     _mlflow_conda_env(path=str(folder / _CONDA_ENV), additional_pip_deps=pins)

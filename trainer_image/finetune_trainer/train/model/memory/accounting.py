@@ -132,6 +132,7 @@ class Accounting(TorchDispatchMode):
     ) -> Any:
         """Run an operation, and count it."""
         if any(issubclass(kind, DTensor) for kind in types):
+            # DTensor runs the operation on local tensors, which are counted.
             return NotImplemented
         if self._shape_propagation.is_running:
             return func(*args, **(kwargs or {}))

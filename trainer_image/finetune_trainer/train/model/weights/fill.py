@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 _PEFT_WRAPPER = re.compile(
     r"\.(token_adapter\.base_layer|base_layer|original_module|modules_to_save\.default)(?=\.)"
 )
+# Parts of the names of parameters that peft adds.
 _PEFT_PARAMETERS = (".lora_", ".trainable_tokens_")
 
 

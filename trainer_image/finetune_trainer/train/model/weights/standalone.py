@@ -127,7 +127,7 @@ class Standalone:
         buffers = {name for name, _ in self.model.named_buffers()}
         for name, tensor in self.model.state_dict().items():
             part = self._parts.get(name)
-            # `_initialize_buffers` has set them.
+            # `_initialize_buffers` has set the buffers that the files lack.
             if part is None and name in buffers:
                 continue
             if part is None or list(part.shape) != list(tensor.shape):
@@ -314,7 +314,7 @@ class _FileTensors:
 def _release_freed_memory() -> None:
     """Return freed memory to the system.
 
-    NB: glibc before 2.38 does not reuse freed blocks below 32 MB (posix_memalign), so that a small model would need more memory than
+    NB: glibc before 2.38 does not reuse freed blocks below 32 MB (posix_memalign), so a small model would need more memory than
     its size.
     """
     libc = ctypes.CDLL(None)
