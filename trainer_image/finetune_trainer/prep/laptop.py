@@ -28,7 +28,7 @@ def load_recipe(path: Path, output: str | None = None) -> Recipe:
         output: replaces data.prepare.output: a URI, or a folder on this machine, which may be relative.
 
     Raises:
-        RecipeError: the file cannot be read, contains neither, or is invalid.
+        RecipeError: the file cannot be read, is invalid, or contains neither a FineTuneJob nor a recipe.
         RecipeRefusedError: the recipe violates rules of FineTuneJob.spec, which no API server has checked.
     """
     manifest = _load_job(path)

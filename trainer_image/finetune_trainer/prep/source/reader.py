@@ -180,7 +180,7 @@ def check(frame: DataFrame, plan: Plan, where: str) -> None:
 
 
 def _find_texts(plan: Plan) -> list[str]:
-    """Return the columns whose values become text, except those that may hold conversations, tools or labels."""
+    """Return the columns whose values become text: all but conversations, tools, labels, judged answers and columns of Jinja templates."""
     form = plan.form
     as_is = {*form.spoken, *(column for template in form.jinja for column in template.columns)}
     structured = {form.tools, form.label, *(form.required if form.judged else ())}

@@ -1,7 +1,7 @@
 """Drops examples that share a run of words with an evaluation set.
 
 The rule comes from GPT-3 (Brown et al. 2020, appendix C), which EleutherAI's lm-evaluation-harness follows: a run of 13 words,
-in lower case and without punctuation; shorter texts count from 8 words on. Which examples are dropped depends on their texts
+in lower case and without punctuation; a shorter text of at least 8 words is one run. Which examples are dropped depends on their texts
 and the evaluation sets alone.
 """
 
@@ -233,6 +233,7 @@ def _texts(evaluation_set: EvaluationSet) -> dict[str, Column]:
 
 
 def _list_texts(name: str, kind: DataType) -> Column | None:
+    """Return the texts in a column as lists; None if a column of this type holds no texts."""
     column = sf.col(quoted(name))
     if isinstance(kind, StringType):
         return sf.array(column)
@@ -258,7 +259,7 @@ def _hash_evaluation_batches(
 
     for batch in batches:
         texts = batch.column(TEXT).to_pylist()
-        # NB: the examples already have placeholders, so the texts of the evaluation set need the same ones.
+        # NB: in the examples, redacted values are already placeholders, so the texts of the evaluation set need the same ones.
         for kind in kinds:
             texts = [replace_values(text, PATTERNS[kind])[0] for text in texts]
         hashes, words = hash_evaluation_texts(texts, ngram, fewest)

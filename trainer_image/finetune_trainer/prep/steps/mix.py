@@ -42,7 +42,8 @@ def unify_columns(parts: Sequence[Part], templates: Sequence[str]) -> tuple[list
     """Give the columns of an example the same names in all parts, and return these columns too.
 
     Raises:
-        DataError: the parts hold examples of different types, or templates name columns that only some have.
+        DataError: the columns differ and cannot be renamed: the parts hold examples of different types, or there are templates, which
+            name columns.
     """
     first = parts[0].columns
     if all(part.columns == first for part in parts):
@@ -82,6 +83,7 @@ def find_conversations(parts: Sequence[Part], columns: Columns) -> dict[str, tup
         DataError: a column of a preference holds conversations in some parts, and text in others.
     """
     carried_fields = [reader.find_conversations(part.frame, columns.message_weight) for part in parts]
+    # Columns that hold conversations in some parts, but not in all.
     differing = [
         name
         for name in columns.column_names
@@ -142,6 +144,7 @@ def mix_parts(parts: Sequence[Part], form: Form, seed: int) -> DataFrame:
 def compute_shares(parts: Sequence[Part], counts: Sequence[int]) -> list[float]:
     """Return the share of its rows that each part contributes."""
     weights = [part.source.weight for part in parts]
+    # The rows for a weight of 1.
     scale = min(count / weight for count, weight in zip(counts, weights, strict=True))
     return [weight * scale / count for count, weight in zip(counts, weights, strict=True)]
 

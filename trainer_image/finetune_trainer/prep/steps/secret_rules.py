@@ -98,6 +98,7 @@ def build_hint() -> str:
         keyword for rule in _load_rules() for keyword in rule.keywords if len(keyword) >= _MIN_KEYWORD
     }
     short = [rule for rule in _load_rules() if any(len(keyword) < _MIN_KEYWORD for keyword in rule.keywords)]
+    # A keyword that contains another keyword is found with it.
     distinct = [
         keyword
         for keyword in sorted(keywords)

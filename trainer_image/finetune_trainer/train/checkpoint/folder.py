@@ -1,4 +1,4 @@
-"""The folder of a job's checkpoints: finds complete and damaged checkpoints, publishes and deletes."""
+"""The folder of a job's checkpoints: finds complete and damaged checkpoints, publishes saves and deletes them."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class CheckpointFolder:
         """Return the newest undamaged save of a checkpoint, with its marker.
 
         Raises:
-            DamagedError: a marker is unreadable, or a file is missing or has another size, in each complete save.
+            DamagedError: each complete save has an unreadable marker, or a file that is missing or has another size.
             FileNotFoundError: the checkpoint has no complete save.
         """
         damage: DamagedError | None = None

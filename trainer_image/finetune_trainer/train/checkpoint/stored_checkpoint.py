@@ -59,7 +59,7 @@ class StoredCheckpoint:
         Args:
             state: a part of a model's state, nested as it was stored.
             weights: the weights of the model: the checkpoint must have their names and shapes.
-            moments: the optimizer state by weight: the checkpoint must have its dtypes.
+            moments: the optimizer state by weight: the checkpoint must have the dtypes of its tensors.
 
         Raises:
             RecipeRefusedError: the checkpoint is damaged, or belongs to another model.

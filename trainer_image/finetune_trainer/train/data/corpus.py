@@ -164,6 +164,7 @@ def resolve_columns(recipe: Recipe, splits: Splits) -> Recipe:
     where = splits.path or splits.train or ""
     schema_columns = columns.find_columns(read.read_schema(splits), where, objective=recipe.objective.type)
     print(f"columns {columns.describe_columns(schema_columns)}", flush=True)
+    # NB: without data.prepare, `find_table_columns` takes these columns as they are: they were found in the splits, not in a source.
     data = recipe.data.model_copy(update={"columns": schema_columns, "prepare": None})
     complete = recipe.model_copy(update={"data": data})
     from finetune_trainer.pod import spec_rules

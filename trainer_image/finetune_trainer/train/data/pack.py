@@ -226,6 +226,7 @@ def collate(
     tokens, loss_mask = split.tokens[sources], split.loss_mask[sources]
     next_tokens = np.full(len(tokens), IGNORED, np.int64)
     next_tokens[:-1] = np.where(loss_mask[1:], tokens[1:], IGNORED)
+    # The last token of a document has no next token.
     next_tokens[before + sizes - 1] = IGNORED
 
     ids = np.full(height * width, pad_id, np.int64)

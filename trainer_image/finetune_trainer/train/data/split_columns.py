@@ -73,7 +73,11 @@ def check_columns(schema: pa.Schema, columns: list[str], where: str, label: str 
 
 
 def check_names(required: list[str], columns: list[str], names: Collection[str], where: str) -> None:
-    """Check that a file has the required columns, and no two columns whose names differ only in case."""
+    """Check that a file has the `required` columns, and none of `columns` in another case, alone or in addition.
+
+    Raises:
+        DataError: a column is missing or ambiguous.
+    """
     missing = [column for column in required if column not in names]
     # An optional column is missing too if the file has its name in another case.
     missing += [

@@ -204,7 +204,7 @@ def _revision(name: str, revision: str | None) -> dict[str, object]:
 def build_source_tags(
     recipe: Recipe, splits: Splits, eval_data: str | None, resumed_from: str = ""
 ) -> dict[str, str]:
-    """Return the tags with the sources of a run or a version, and its evaluation data."""
+    """Return the tags of a run or of a registered version that name its sources and its evaluation data."""
     tags = {
         contract.TAG_RECIPE: recipe.digest(),
         contract.TAG_DATA_PATH: splits.path or splits.train or "",
@@ -232,7 +232,7 @@ class ReadSource:
 
     @property
     def at(self) -> str | None:
-        """Its version or its commit; None for files, which have neither."""
+        """The version or the commit of the source; None for files, which have neither."""
         return self.revision if self.version is None else str(self.version)
 
 

@@ -8,10 +8,10 @@ The settings in MLmodel, which `model_config` or MLFLOW_PYFUNC_INFERENCE_CONFIG 
 
 input: the column with the prompts or the conversations.
 chat: whether the column has conversations.
-base: where the base of an adapter is: a folder, an address that MLflow downloads, or a Hub id. None: in the version.
+base: where the base of an adapter is: a folder, an address that MLflow downloads, or a Hub id. None: the weights are in the version.
 revision: the commit of a base on the Hub.
 adapter: whether the adapter of the version is put on the base.
-trust_remote_code: whether the model's own code may run, as model.trustRemoteCode of the job.
+trust_remote_code: whether the model's own code may run, as with model.trustRemoteCode of the job.
 max_new_tokens: the most tokens of an answer, unless a request sets it.
 name: the model's name in chat completions.
 """
@@ -104,7 +104,7 @@ class FineTunedModel(PythonModel):
         return [self._answer(row, params or {}) for row in self._list_rows(model_input)]
 
     def _list_rows(self, model_input: Any) -> list[dict[str, Any]]:
-        """Return the rows of a request without unset values; without a signature, the request need not be a DataFrame."""
+        """Return the rows of a request without unset values. If the version has no signature, the request need not be a DataFrame."""
         if isinstance(model_input, pd.DataFrame):
             rows = model_input.to_dict(orient="records")
         elif isinstance(model_input, dict):
@@ -182,6 +182,7 @@ class FineTunedModel(PythonModel):
             )
         padding = self._tokenizer.pad_token_id
         is_sampled = _is_sampled(settings)
+        # The model's generation config is meant for sampling.
         defaults = self._defaults.to_diff_dict() if is_sampled else {}
         config = GenerationConfig.from_dict(
             {

@@ -28,6 +28,7 @@ _TIMEOUT_VARIABLE = "MLFLOW_HTTP_REQUEST_TIMEOUT"
 # The server answers only when the store has the complete file: 4 GB at 1 MB/s.
 _UPLOAD_TIMEOUT_SECONDS = 4000
 _PROBE = "upload-probe"
+# Answers of a server that does not create signed URLs.
 _UNSUPPORTED_STATUSES = (400, 404, 501)
 
 

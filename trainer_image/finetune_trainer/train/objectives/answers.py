@@ -60,13 +60,14 @@ class Answers:
 
         Args:
             loss: a scalar, without a gradient.
-            slopes: its derivatives with respect to `log_probabilities` [examples, 2]: all that a loss in chunks needs.
+            slopes: its derivatives with respect to `log_probabilities` [examples, 2]. With them, each chunk of targets has its own gradient.
         """
         if not torch.is_grad_enabled():
             return loss
         targets, slope = self.targets, slopes.flatten()[self.owners]
 
         def score(logits: torch.Tensor, chunk: slice) -> torch.Tensor:
+            # The cross-entropy of a target is its negative log-probability.
             losses = functional.cross_entropy(logits, targets[chunk], reduction="none")
             return -(slope[chunk] * losses).sum()
 

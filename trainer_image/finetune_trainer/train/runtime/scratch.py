@@ -11,6 +11,7 @@ from finetune_crds.contract import TerminationMessage
 
 ENV_SCRATCH = "FINETUNE_SCRATCH"
 PEER_LOST = "PeerLost"
+"""The reason of a rank that ended because another rank was lost."""
 _TRAINING = "training"
 
 

@@ -32,6 +32,7 @@ class Shape:
     unsharded: int
     """Parameters that are not sharded: a four-bit base."""
     unsharded_bytes: float
+    """The bytes of the unsharded parameters."""
     teacher: int
     """Parameters of the teacher on a rank: its shard, with two layers and the output layer gathered."""
     layers: int

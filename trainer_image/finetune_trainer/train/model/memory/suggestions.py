@@ -58,6 +58,7 @@ def suggest_changes(shape: Shape, recipe: Recipe, world: World, *, row_tokens: i
         suggestions.append(f"training.perDeviceBatchSize 1{addition}")
     if recipe.distributed.strategy != "FSDP" and fits(world.size):
         suggestions.append("distributed.strategy FSDP")
+    # Powers of two times the ranks, up to 2,048 times as many.
     ranks = world.size
     while ranks <= 1024 * world.size:
         ranks *= 2

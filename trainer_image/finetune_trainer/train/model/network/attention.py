@@ -47,8 +47,8 @@ def isolate(model: PreTrainedModel, *, card: Card | None, half: bool, soft_promp
 
     Args:
         model: the model, also on the meta device.
-        card: the GPU that it runs on, or is planned for; None for a CPU. The kernel of GPUs has no dropout.
-        half: whether it computes in bf16 or fp16, the only types of the variable-length kernels on GPUs.
+        card: the GPU that the model runs on, or is planned for; None for a CPU. The kernel of GPUs has no dropout.
+        half: whether the model computes in bf16 or fp16, the only types of the variable-length kernels on GPUs.
         soft_prompt: whether virtual tokens precede the documents; in isolation, documents would not attend to them.
     """
     config = model.config.get_text_config()

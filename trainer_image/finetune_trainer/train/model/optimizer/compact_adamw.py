@@ -62,7 +62,7 @@ class CompactAdamW(torch.optim.Optimizer):
     ) -> None:
         super().__init__(groups, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0})
         self.number = 0
-        """The number of the step: rounding is a function of it."""
+        """The number of the step, set before each step: rounding is a function of it."""
         self._eight_bit = eight_bit
         # NB: ids, because `==` of tensors compares their values.
         self._embeddings = {id(weight) for weight in embeddings}
