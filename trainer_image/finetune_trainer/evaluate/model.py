@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 VERSION, BASE = "the version", "model.base"
 """The names of the two models in messages."""
+# What to do if a model cannot be evaluated here, and if it overflows in FP16.
 _REMEDY = "evaluate it with a command of your own, evaluation.command"
 _OVERFLOW = (
     "request in spec.pods.evaluate.template a GPU of compute capability 8.0 or higher, which computes in BF16, or train with "

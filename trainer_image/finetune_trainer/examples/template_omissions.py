@@ -133,6 +133,7 @@ def _find_omitted_features(tokenizer: PreTrainedTokenizerBase, _template: str) -
 
 
 def _probe(tokenizer: PreTrainedTokenizerBase, tool: dict[str, Any], call: dict[str, Any]) -> frozenset[str]:
+    """Return what a template omits without an error of a tool, its call and the result, in one form of the probes."""
     question: Message = {"role": "user", "content": "?"}
     answer: Message = {"role": "assistant", "content": "!"}
     used: list[Message] = [

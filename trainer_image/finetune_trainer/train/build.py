@@ -103,12 +103,12 @@ def build_network(
     world.agree(lambda: check_vocabulary(tokenizer, rows, recipe.model.base, new.ids))
     new.enlarge(model)
     teacher = _Teacher.of(recipe, tokenizer, model, world, teacher_folder)
-    learner = teacher.network if teacher is not None else None
+    teacher_network = teacher.network if teacher is not None else None
     adapted = world.agree(lambda: adapt.adapt(model, recipe.method, base, new))
     world.agree(lambda: pissa.check(adapted))
-    network = Network(adapted, build_objective(recipe, learner), recipe.training.neftune_alpha)
+    network = Network(adapted, build_objective(recipe, teacher_network), recipe.training.neftune_alpha)
     # No weights are loaded yet: a model that does not fit is refused before minutes of loading.
-    choice = world.agree(lambda: fit.choose(network, recipe, world, row_tokens(recipe), learner))
+    choice = world.agree(lambda: fit.choose(network, recipe, world, row_tokens(recipe), teacher_network))
     choice = fit.agree(choice, world)
     on_plan(choice.plan)
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 MAX_CHARACTERS = 1_000_000
 MAX_PASSES = 100_000
-# The size of the result of a power of integers.
+# The most bits that a power of integers may have.
 _MAX_BITS = 1024
 REFUSAL = "__finetune_refusal"
 """The column with the error text of a refused row, see `refused_rows.write_text`."""
@@ -98,8 +98,8 @@ def render_templates(frame: DataFrame, templates: Sequence[JinjaTemplate], *, dr
 
     Args:
         drop: return null for a row on which a template fails. Otherwise the row fails the task with its error text, see
-            `refused_rows.write_text`. In a frame with the column REFUSAL, the text is always null, and the error text is in that
-            column.
+            `refused_rows.write_text`. If the frame has the column REFUSAL, neither applies: the text is null, and the error text is in
+            that column.
     """
     from pyspark.sql.types import StringType, StructField, StructType
 

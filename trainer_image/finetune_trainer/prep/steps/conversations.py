@@ -116,6 +116,7 @@ def _parse_column(name: str, kind: DataType, form: Form) -> Column:
             return sf.coalesce(*(turn[field_name].cast("string") for field_name in names))
         if name not in kinds:
             return sf.lit(None).cast("string")
+        # A weight that has another name in the source is not in `carried`, and is written as plain text.
         structure = isinstance(kinds[name], ArrayType | StructType | MapType) and name in (
             *carried,
             LEGACY_CALL,

@@ -30,6 +30,7 @@ OWN_WORDS = 3
 # Minimum share of a text's words outside boilerplate. A text with less is a copy of the boilerplate, for example an article
 # with another headline.
 _MIN_OWN_SHARE = 0.1
+# Hash functions of MinHash, which the bands divide among them.
 _HASHES = 128
 # Least probability that a pair just at the threshold shares a band.
 _MIN_RECALL = 0.97

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def run_on_leader(call: Callable[[], None], world: World, group: dist.ProcessGroup) -> str | None:
-    """Call on rank 0, and return its storage error, if any, on all ranks.
+    """Run `call` on rank 0, and return its storage error, if any, on all ranks.
 
     Raises:
         SupersededError: rank 0 raised it.

@@ -21,7 +21,9 @@ class Progress:
     """Digest of the recipe that wrote the checkpoint."""
     data_version: int | None = None
     base_eval_loss: float | None = None
+    """Evaluation loss before the first step."""
     best_eval_loss: float | None = None
+    """The least evaluation loss so far."""
     best_step: int | None = None
     """Step of the checkpoint with the least evaluation loss, which is kept."""
     best_step_loss: float | None = None
@@ -29,6 +31,7 @@ class Progress:
     best_in: str = ""
     """URI of the folder with the best checkpoint; empty if it is the folder of this checkpoint."""
     evals_without_gain: int = 0
+    """Evaluations since the loss fell, as training.earlyStopping counts them."""
     evaluated_step: int = 0
     """Step of the newest evaluation."""
     productive_seconds: float = 0.0

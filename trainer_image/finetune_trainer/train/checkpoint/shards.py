@@ -105,7 +105,7 @@ def build_read_error(uri: str, cause: BaseException, remedy: str, *, shared: boo
         uri: of the checkpoint.
         cause: the error of the read.
         remedy: what to do if the checkpoint is damaged.
-        shared: whether another job writes and deletes checkpoints in its folder.
+        shared: whether another job writes and deletes checkpoints in the folder of this checkpoint.
     """
     reason = filesystems.describe_failure(cause)
     if shared and isinstance(cause, FileNotFoundError):

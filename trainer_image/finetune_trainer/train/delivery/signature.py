@@ -104,8 +104,8 @@ def read_examples(splits: Splits, columns: Columns, prompt: str = PROMPT) -> Exa
             chat = any(isinstance(part, list) for pair in pairs for part in pair)
             training_fields = {*_TRAINING_FIELDS, columns.message_weight}
             requests = [
-                {"messages": _build_request_messages(prompt, "user", training_fields)} if chat else prompt
-                for prompt, _ in pairs
+                {"messages": _build_request_messages(request, "user", training_fields)} if chat else request
+                for request, _ in pairs
             ]
             return Examples(chat, requests, [_get_answer_text(answer) for _, answer in pairs], prompt)
     return Examples(columns.messages is not None, prompt=prompt)

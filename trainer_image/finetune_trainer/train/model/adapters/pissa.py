@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 # The buffer of a low-rank layer that keeps its initial weight.
 _INITIAL = "initial"
+# The name that peft gives an adapter.
 _ADAPTER = "default"
 # An exact decomposition takes twenty times as long (docs/design/speed.md) and is not needed: the model starts equal to its base
 # whatever the split. Each iteration multiplies the error by (s[2 rank + 1] / s[rank]) squared, where s are the singular values.

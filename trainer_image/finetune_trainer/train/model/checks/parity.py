@@ -148,6 +148,7 @@ def check(
     if max(comparison.reference, comparison.context, comparison.look_ahead) < comparison.tolerance:
         return
     unpacked = compare(is_packed=False, is_eager=True) if is_packed else comparison
+    # In rows of one document, later tokens alone can make these differences.
     if max(unpacked.context, unpacked.look_ahead) >= unpacked.tolerance:
         raise _refusal(
             network,
@@ -156,6 +157,7 @@ def check(
         )
     if unpacked.reference < unpacked.tolerance:
         raise _refusal(network, subject, f"whose layers mix the documents of a row: {subject.packing_remedy}")
+    # If the logits agree with the same attention on both sides, the attention is the cause.
     same_attention = compare(is_packed=False, is_eager=False)
     if same_attention.reference < same_attention.tolerance:
         raise _refusal(

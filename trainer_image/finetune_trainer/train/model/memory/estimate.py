@@ -19,8 +19,8 @@ GIB = 2**30
 _EIGHT_BIT_MOMENTS_BYTES = 2 * (1 + 4 / 256)
 # Activations that a layer keeps per token, in units of width x bytes per number, without attention weights (counted as in
 # Korthikanti et al., arXiv:2205.05198, table 2). Measured as the memory that a Llama's forward pass leaves allocated
-# (tests/unit/trainer/model/memory/test_estimate.py repeats it). In widths of the model. None was measured as 11 in fp32, and 13
-# in bf16, where norms compute in fp32.
+# (tests/unit/trainer/model/memory/test_estimate.py repeats it).
+# In widths of the model. With None, 11 widths were measured in fp32, and 13 in bf16, where norms compute in fp32.
 _ATTENTION_WIDTHS = {"None": 12.0, "Selective": 5.0, "Full": 1.0}
 # In widths of the feed-forward layer.
 _FEED_FORWARD_WIDTHS = {"None": 4.0, "Selective": 1.0, "Full": 0.0}

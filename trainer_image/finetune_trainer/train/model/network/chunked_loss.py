@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 # Logits of a chunk: 128 MB in fp32 in a small chunk, 1 GB in a large chunk. Large chunks save time if the output layer is trained, since
 # each chunk adds a gradient of the whole layer to the sum. `fit.decide` chooses.
 SMALL_CHUNK_NUMBERS, LARGE_CHUNK_NUMBERS = 32 * 2**20, 256 * 2**20
-# Largest gradient of a chunk's logits after scaling for fp16: as large as the output layer's sum over a small chunk allows.
+# Largest gradient of a chunk's logits after scaling for fp16: as large as possible without an overflow of the output layer's
+# gradient, a sum over the tokens of a small chunk.
 _MAX_GRADIENT = 4.0
 
 
@@ -54,6 +55,8 @@ def sum_loss(
 
 
 class _SummedLoss(torch.autograd.Function):
+    """The function of `sum_loss`: its forward pass computes the gradients too, and its backward pass scales them."""
+
     @staticmethod
     def forward(
         context: Any,
