@@ -51,11 +51,11 @@ class Repository:
             ref = refs.get(name)
             if ref:
                 return Resolved(ref.peeled or ref.commit, _parse_branch(ref.target or name))
-        other_job = "create a FineTuneJob with another name and"
         remedy = (
-            f"if {revision} is a commit, {other_job} all digits of the commit in spec.trainer.code.git.revision; otherwise push the revision"
+            f"if {revision} is an abbreviated commit, create a FineTuneJob with another name, and set its "
+            "spec.trainer.code.git.revision to the full hash of the commit; otherwise push the revision"
             if _SHORT_COMMIT.fullmatch(revision)
-            else f"push the revision, or {other_job} another spec.trainer.code.git.revision"
+            else "push the revision, or create a FineTuneJob with another name and another spec.trainer.code.git.revision"
         )
         raise self._error(ConditionReason.REVISION_NOT_FOUND, f"has no branch or tag {revision}: {remedy}")
 

@@ -228,16 +228,16 @@ def _explain_missing_end(
 ) -> str:
     end = answer_end.find_end_text(tokenizer)
     if end and behind.lstrip().startswith(end):
-        cause = f"it writes {end!r} outside of {{% generation %}} and {{% endgeneration %}}"
-        remedy = "move it between them in model.chatTemplate.jinja"
+        cause = f"writes {end!r} outside of {{% generation %}} and {{% endgeneration %}}"
+        remedy = f"move {end!r} between them in model.chatTemplate.jinja"
     else:
         which = "the last answer" if messages[-1] is answer_end.ANSWER else "an answer"
-        cause = f"it writes nothing that ends {which}"
+        cause = f"writes nothing that ends {which}"
         remedy = f"set model.chatTemplate to one that writes, for example, {tokenizer.eos_token} at the end of each answer"
         if chat_templates.has_marks(tokenizer):
             remedy += ", before {% endgeneration %}"
     return (
-        f"a model trained with the chat template of {base} would not learn to stop because {cause}: {remedy}"
+        f"the chat template of {base} {cause}, so a model trained with it would not learn to stop: {remedy}"
     )
 
 

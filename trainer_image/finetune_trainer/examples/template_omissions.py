@@ -79,7 +79,7 @@ def _list_unusual_roles(messages: Sequence[Message]) -> set[str]:
 def _find_dropped_reasoning(
     tokenizer: PreTrainedTokenizerBase, template: str, messages: Sequence[Message]
 ) -> set[str]:
-    """Return the reasoning of the last message that a template omits: fields, and the reasoning inside the content.
+    """Name the reasoning of the last message that a template does not render: fields, and the part of the content before `</think>`.
 
     Templates omit the reasoning of earlier messages on purpose. Some servers write the same reasoning into two fields: rendering one of
     them is enough.
@@ -95,6 +95,7 @@ def _find_dropped_reasoning(
     return omissions
 
 
+# NB: the cached functions get the template only as a part of the key of their cache: a tokenizer may get another template.
 @lru_cache(maxsize=32)
 def _drops_role(tokenizer: PreTrainedTokenizerBase, _template: str, role: str) -> bool:
     """Whether a template omits the messages of a role without an error."""
@@ -123,11 +124,7 @@ def _omits(tokenizer: PreTrainedTokenizerBase, messages: list[Message]) -> bool:
 
 @lru_cache(maxsize=4)
 def _find_omitted_features(tokenizer: PreTrainedTokenizerBase, _template: str) -> frozenset[str]:
-    """Return what a template omits without an error: tools, their calls, or their results.
-
-    Args:
-        _template: the tokenizer's template, as a key of the cache: a tokenizer may get another template.
-    """
+    """Return what a template omits without an error: tools, their calls, or their results."""
     # Some templates render only one form of the probes: a feature is omitted only if no form renders it.
     return frozenset.intersection(*(_probe(tokenizer, *probe) for probe in _PROBES))
 

@@ -64,7 +64,10 @@ def assess_readiness(conditions: Sequence[Condition]) -> Readiness:
 
 
 def _needs_spec_change(job_phase: Phase, explanation: Condition) -> bool:
-    """Whether the job cannot make progress until its spec changes. A preparation or training that runs is progress."""
+    """Whether the job cannot make progress until its spec changes.
+
+    In the phases Preparing and Training, pods run, which is progress. Evaluating also covers an evaluation that has not started.
+    """
     return (
         job_phase in ("Pending", "Starting", "Evaluating")
         and explanation.type in OBSTACLES
@@ -83,7 +86,10 @@ def _explanations(job_phase: Phase, by_type: dict[str, Condition]) -> Iterator[C
 
 
 def _is_obstacle(job_phase: Phase, item: Condition) -> bool:
-    """Whether a condition delays the job. A dry run that could not check the pods delays only a job that has not started."""
+    """Whether a condition delays the job.
+
+    A dry run whose check failed delays only a job that has not started; any other unknown result of a dry run delays nothing.
+    """
     if item.type == ConditionType.PODS_ADMITTED and item.status == "Unknown":
         return job_phase == "Pending" and item.reason == ConditionReason.CHECK_FAILED
     return item.status != "True"

@@ -1,7 +1,7 @@
 """The uids of the current Jobs, which identify pods that outlive their Job.
 
-A user may delete a Job and leave its pods to the garbage collector, and a lost node keeps its pods. An operator that starts
-afterwards learns only from the status that these pods still write to the job's folders.
+A user may delete a Job and leave its pods to the garbage collector, and a lost node keeps its pods. If the operator restarts after that,
+only the uids in the status tell it that these pods belong to the job and may still write to its folders.
 """
 
 from __future__ import annotations

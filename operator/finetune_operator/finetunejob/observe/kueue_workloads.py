@@ -84,14 +84,14 @@ class WorkloadReader:
 
     async def _look_up(self, namespace: str, uid: str, queue: str, now: datetime) -> QueueState | None:
         """The state of a Job, from answers that all jobs of the namespace or the queue share; None if Kueue cannot be read."""
-        read_start = self.pace.clock()
-        began, workloads = await self._workloads.answer(namespace, partial(self._list, namespace))
+        asked_at = self.pace.clock()
+        list_began, workloads = await self._workloads.answer(namespace, partial(self._list, namespace))
         if isinstance(workloads, KubeError):
             return QueueState(installed=False) if workloads.status == HTTPStatus.NOT_FOUND else None
         workload = workloads.get(uid)
         if workload is None:
-            # NB: the list may come from an earlier read for another job, so `read_at` is the time of that read.
-            return QueueState(workload=False, read_at=now - timedelta(seconds=max(read_start - began, 0)))
+            # NB: the list may have been read earlier, for another job: `read_at` is `now` less the age of the list.
+            return QueueState(workload=False, read_at=now - timedelta(seconds=max(asked_at - list_began, 0)))
         positions = await self._positions.answer((namespace, queue), partial(self._pending, namespace, queue))
         return replace(workload.queue_state, position=positions.get(workload.name))
 
@@ -135,13 +135,13 @@ def _queue_state(workload: Json) -> QueueState:
     conditions = {item["type"]: item for item in (workload.get("status") or {}).get("conditions") or []}
     for step in ("QuotaReserved", "Admitted"):
         condition = conditions.get(step)
+        # Admission checks run only when the quota is reserved.
+        checks = _describe_checks(workload) if step == "Admitted" else ""
         if condition is None:
-            return QueueState(message="" if step == "QuotaReserved" else _describe_checks(workload))
+            return QueueState(message=checks)
         if condition["status"] != "True":
-            message = _describe_checks(workload) if step == "Admitted" else ""
-            return QueueState(
-                reason=condition.get("reason", ""), message=shorten(message or condition.get("message", ""))
-            )
+            message = shorten(checks or condition.get("message", ""))
+            return QueueState(reason=condition.get("reason", ""), message=message)
     return QueueState(admitted=True)
 
 

@@ -12,9 +12,14 @@ from finetune_operator.finetunejob.pods import pod_state
 
 
 def summarize_nodes(attempt_pods: Sequence[Json], *, desired: int) -> Nodes:
-    """Summarize how many pods are ready, and where the first 64 pods with a node run, by node rank.
+    """Summarize how many pods are ready, and where the first MAX_PODS pods that have a node run.
 
-    NB: pods without a node are left out. If all pods of a gang get their nodes at once, the status is then written once.
+    NB: pods without a node are left out. With them, the status of a gang would be written when its pods are created, and again when they
+    get their nodes.
+
+    Args:
+        attempt_pods: in the order of their node ranks.
+        desired: pods of the attempt.
     """
     ready = min(pod_state.count_ready(attempt_pods), desired)
     placed = [_place_pod(pod) for pod in attempt_pods if pod.get("spec", {}).get("nodeName")]

@@ -34,7 +34,7 @@ NO_STEP = step_fields(None) | {"steps": None}
 
 
 def is_possible(draft: Draft, version: str, saved: Sequence[Route]) -> bool:
-    """Whether the spec has a canary, and the saved routes have another version to share the traffic with."""
+    """Whether the spec has a canary, and the routes from before the rollout (`saved`) give most traffic to another version."""
     return _canary(draft) is not None and main_version(saved) not in (None, version)
 
 
@@ -62,11 +62,11 @@ def judge_step(draft: Draft, version: str) -> Verdicts:
     candidate = draft.observed.versions.get(version)
     if candidate is None:
         return Verdicts(unclear=f"the registry has no version {version}")
-    holder = draft.observed.versions.get(main_version(serving_status(draft).saved or []) or "")
+    base = draft.observed.versions.get(main_version(serving_status(draft).saved or []) or "")
     endpoint = draft.observed.endpoint
     traffic = endpoint.traffic if endpoint else {}
-    candidate, holder = _add_traffic(candidate, traffic), _add_traffic(holder, traffic) if holder else None
-    judged = gates.judge(canary.gates, candidate, holder, which="which receives the rest of the traffic")
+    candidate, base = _add_traffic(candidate, traffic), _add_traffic(base, traffic) if base else None
+    judged = gates.judge(canary.gates, candidate, base, which="which receives the rest of the traffic")
 
     def join_messages(verdict: str) -> str:
         return "; ".join(f"{item.name}: {item.message}" for item in judged if item.verdict == verdict)
@@ -81,7 +81,13 @@ def _add_traffic(version: ModelVersion, traffic: Mapping[str, Mapping[str, float
 
 
 def take_next_step(draft: Draft, verdicts: Verdicts) -> bool:
-    """Take the next step if the time of the current step is over and its gates passed. Returns whether the step was taken."""
+    """Take the next step if the time of the current step is over and its gates could be judged. The last step ends the canary.
+
+    NB: the caller handles failed gates first, so the verdicts have none here.
+
+    Returns:
+        Whether the step was taken.
+    """
     status, canary = serving_status(draft), _canary(draft)
     if canary is None or not status.step:
         return False

@@ -100,8 +100,8 @@ def test_what_is_not_there(world: World, monkeypatch: pytest.MonkeyPatch, protoc
     assert problem(world, "code", "gone") == (missing, f"has no branch or tag gone: {REMEDY}")
     assert problem(world, "code", world.first[:10]) == (
         missing,
-        f"has no branch or tag {world.first[:10]}: if {world.first[:10]} is a commit, create a FineTuneJob with another name and all digits "
-        "of the commit in spec.trainer.code.git.revision; otherwise push the revision",
+        f"has no branch or tag {world.first[:10]}: if {world.first[:10]} is an abbreviated commit, create a FineTuneJob with another name, "
+        "and set its spec.trainer.code.git.revision to the full hash of the commit; otherwise push the revision",
     )
 
 

@@ -259,33 +259,34 @@ def test_a_question_may_have_the_end_of_a_thought(tokenizer: PreTrainedTokenizer
 
 
 WITHOUT_END = "{% for turn in messages %}{{ turn.role }}: {{ turn.content }}\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
-NO_STOP = "a model trained with the chat template of org/base would not learn to stop because it writes "
+NO_STOP = "the chat template of org/base writes "
+SO_NO_STOP = ", so a model trained with it would not learn to stop: "
 # Templates by name, or their texts, and the end of the sentence with which they are refused; "" where they are not.
 ENDS: dict[str, tuple[str, str]] = {
     **{name: (name, "") for name in ("qwen2_5", "qwen3", "llama3", "gemma3", "phi3", "gptoss", "deepseekv3")},
     **{f"{name} with blocks": (f"{name}_training", "") for name in WITH_BLOCKS},
     "GLM 4 writes the end as the beginning of the next message": (
         "glm4moe",
-        "nothing that ends the last answer: set model.chatTemplate to one that writes, for example, <|endoftext|> at the end of each "
+        "nothing that ends the last answer{so}set model.chatTemplate to one that writes, for example, <|endoftext|> at the end of each "
         "answer",
     ),
     "none": (
         WITHOUT_END,
-        "nothing that ends the last answer: set model.chatTemplate to one that writes, for example, </s> at the end of each answer",
+        "nothing that ends the last answer{so}set model.chatTemplate to one that writes, for example, </s> at the end of each answer",
     ),
     "the last one alone has none": (
         BLOCKS.replace(";{% endg", "{{ '' if loop.last else ';' }}{% endg"),
-        "nothing that ends the last answer: set model.chatTemplate to one that writes, for example, </s> at the end of each answer, "
+        "nothing that ends the last answer{so}set model.chatTemplate to one that writes, for example, </s> at the end of each answer, "
         "before {% endgeneration %}",
     ),
     "the last one alone has one": (
         BLOCKS.replace(";{% endg", "{{ ';' if loop.last else '' }}{% endg"),
-        "nothing that ends an answer: set model.chatTemplate to one that writes, for example, </s> at the end of each answer, before "
+        "nothing that ends an answer{so}set model.chatTemplate to one that writes, for example, </s> at the end of each answer, before "
         "{% endgeneration %}",
     ),
     "outside of blocks": (
         BLOCKS.replace(";{% endgeneration %}", "{% endgeneration %};"),
-        "';' outside of {% generation %} and {% endgeneration %}: move it between them in model.chatTemplate.jinja",
+        "';' outside of {% generation %} and {% endgeneration %}{so}move ';' between them in model.chatTemplate.jinja",
     ),
 }  # fmt: skip
 
@@ -302,7 +303,7 @@ def test_the_end_of_an_answer_is_learned(template: str, why: str, tokenizer: Pre
         sentence = error.message
     else:
         sentence = ""
-    assert sentence == (NO_STOP + why if why else "")
+    assert sentence == (NO_STOP + why.replace("{so}", SO_NO_STOP) if why else "")
 
 
 @pytest.mark.parametrize(("name", "written"), [("llama3_2", "25 Nov 2026"), ("gptoss", "2026-11-25")])

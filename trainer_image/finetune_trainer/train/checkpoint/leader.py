@@ -1,4 +1,4 @@
-"""Runs a step on rank 0 only, and shares its outcome with all ranks, over a given process group."""
+"""Runs a function on rank 0 only, and shares its outcome with all ranks, over a given process group."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def run_on_leader(call: Callable[[], None], world: World, group: dist.ProcessGro
         SupersededError: rank 0 raised it.
         TrainingError: on the other ranks, if rank 0 raised any other error; rank 0 raises that error itself.
     """
-    reason: str | None = None
+    storage_error: str | None = None
     superseded: str | None = None
     unexpected: Exception | None = None
     if world.leads:
@@ -31,14 +31,15 @@ def run_on_leader(call: Callable[[], None], world: World, group: dist.ProcessGro
         except SupersededError as error:
             superseded = error.message
         except Exception as error:  # noqa: BLE001 - raised on all ranks
-            reason = filesystems.describe_failure(error)
-            unexpected = error if reason is None else None
-    errors = [reason, None if unexpected is None else repr(unexpected), superseded]
-    dist.broadcast_object_list(errors, src=0, group=group)
-    if errors[2] is not None:
-        raise SupersededError(errors[2])
+            storage_error = filesystems.describe_failure(error)
+            unexpected = error if storage_error is None else None
+    shared = [storage_error, superseded, None if unexpected is None else repr(unexpected)]
+    dist.broadcast_object_list(shared, src=0, group=group)
+    storage_error, superseded, other_error = shared
+    if superseded is not None:
+        raise SupersededError(superseded)
     if unexpected is not None:
         raise unexpected
-    if errors[1] is not None:
-        raise TrainingError("CheckpointFailed", f"rank 0 could not publish a checkpoint: {errors[1]}", rank=0)
-    return errors[0] if errors[0] is None else f"rank 0: {errors[0]}"
+    if other_error is not None:
+        raise TrainingError("CheckpointFailed", f"rank 0 failed at a checkpoint: {other_error}", rank=0)
+    return None if storage_error is None else f"rank 0: {storage_error}"
