@@ -46,6 +46,7 @@ PROGRAMS_integration := kube kubectl helm registry kstatus argocd
 PROGRAMS_oldest := kube-oldest $(filter-out kube kubectl,$(PROGRAMS_integration))
 PROGRAMS_e2e := $(PROGRAMS_demo) registry argocd
 PROGRAMS_long := kube kubectl
+PROGRAMS_bench-operator := kube kubectl jobset
 # A cluster that is made elsewhere brings its own Kubernetes.
 PROGRAMS_demo := kubectl helm versitygw $(if $(filter local,$(or $(CLUSTER),$(if $(filter 0,$(shell id -u)),local))),kube pause)
 
@@ -115,7 +116,7 @@ test-e2e: venv jars programs-e2e ## Run the chart and the images in a whole clus
 	$(call timed,end-to-end tests,$(call RUN_TESTS,tests/e2e) --capture=no --verbose $(PYTEST))
 
 .PHONY: test-long
-test-long: long-tests test-integration-oldest bench-prep bench-near bench-promotions bench-trainer ## Run what is long by nature, before a release: CI does not
+test-long: long-tests test-integration-oldest bench-prep bench-near bench-promotions bench-operator bench-trainer ## Run what is long by nature, before a release: CI does not
 
 # NB: the limit is for one test.
 .PHONY: long-tests
@@ -157,6 +158,10 @@ $(LM_EVAL)/.installed: tests/long/trainer/lm_eval.txt | venv
 .PHONY: bench-promotions
 bench-promotions: venv programs-long ## Measure 500 promotions on one registry after a restart of the operator
 	$(call timed,benchmark of promotions,$(BIN)/python -m bench.promotions $(BENCH))
+
+.PHONY: bench-operator
+bench-operator: venv programs-bench-operator ## Measure the operator beside JobSet: jobs a second, CPU time, memory, restarts
+	$(call timed,benchmark of the operator,$(BIN)/python -m bench.operator $(BENCH))
 
 .PHONY: bench-uploads
 bench-uploads: venv ## Measure a model's way to the store of an MLflow server: through the server, and straight

@@ -26,6 +26,14 @@ def test_go_modules_agree_on_the_version() -> None:
     argocd = (binaries.ARGOCD_MODULE / "go.mod").read_text()
     version = binaries.PROGRAMS["argocd"].title.removeprefix("Argo CD ")
     assert f"require {binaries.ARGOCD} v{version}." in argocd
+    jobset = (binaries.JOBSET_MODULE / "go.mod").read_text()
+    version = binaries.PROGRAMS["jobset"].title.removeprefix("JobSet ")
+    assert f"{binaries.JOBSET} v{version}." in jobset
+
+
+def test_a_peer_that_is_measured_is_compiled_with_inlining() -> None:
+    assert "-gcflags=all=-dwarf=false -l" in binaries.flags(binaries.MODULE)
+    assert not [flag for flag in binaries.flags(binaries.JOBSET_MODULE) if flag.startswith("-gcflags")]
 
 
 @pytest.mark.parametrize(

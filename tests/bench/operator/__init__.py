@@ -1,0 +1,6 @@
+"""`python -m bench.operator`: the operator beside JobSet, on a control plane without kubelets.
+
+In reading order: `api` and `plane` (the servers), `contenders` (the operator and JobSet), `fleet` (many jobs, from the first create to
+the last pod), `usage` (CPU time and memory of a process), `requests` (requests by client, from the servers' logs) and `report` (goals,
+JSON, tables).
+"""

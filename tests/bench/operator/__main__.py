@@ -1,0 +1,131 @@
+"""`python -m bench.operator`: measure, print the tables, and leave a JSON file."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import signal
+import sys
+import tempfile
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from bench.operator import report
+from bench.operator.contenders import NAMES, OURS
+from bench.operator.report import Result, Visit
+from bench.operator.visit import measure_idle, measure_restart, open_stage, start_fleets
+from bench.trainer.machine import processor
+from cluster import binaries
+from support.mlflow_server import Mlflow
+from support.process import running
+
+_OUTPUT = "build/bench-operator.json"
+FLEETS, IDLE, RESTART, LARGE = PARTS = ("fleets", "idle", "restart", "large")
+
+
+def main(arguments: list[str]) -> int:
+    """Measure; 1 where a restart wrote something that needed no writing, 0 otherwise, also when a goal is missed."""
+    options = parse(arguments)
+    signal.signal(signal.SIGTERM, lambda received, _frame: sys.exit(128 + received))
+    binaries.ensure("kube", "kubectl", "jobset")
+    described, date = describe_machine(), datetime.now(UTC).strftime("%Y-%m-%d")
+    result = Result()
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-operator-", dir=options.work) as folder,
+        running(Mlflow(Path(folder) / "mlflow")) as mlflow,
+    ):
+        measure(options, result, mlflow, Path(folder))
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    document = report.as_json(described, date, result)
+    options.output.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    _say(f"\n{report.as_markdown(described, date, result)}\n\nwritten to {options.output}")
+    failures = list(result.failures())
+    for sentence in failures:
+        print(f"FAILED: {sentence}", file=sys.stderr)
+    return int(bool(failures))
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="bench.operator",
+        description="Compare the operator with JobSet on a control plane without kubelets, in one run.",
+    )
+    parser.add_argument(
+        "--jobs",
+        nargs="+",
+        type=_positive,
+        default=[100, 500],
+        help="sizes of fleets, one after another (default: 100 500)",
+    )
+    parser.add_argument(
+        "--large", type=_positive, default=2000, help="jobs of the large fleet (default: %(default)s)"
+    )
+    parser.add_argument("--rounds", type=_positive, default=3, help="rounds (default: %(default)s)")
+    parser.add_argument("--only", nargs="+", choices=NAMES, default=list(NAMES), help="these contenders")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="these measurements")
+    parser.add_argument(
+        "--idle-seconds", type=_positive, default=60, help="length of the idle time (default: %(default)s)"
+    )
+    parser.add_argument("--work", type=Path, help="folder to work in (default: TMPDIR)")
+    parser.add_argument("--output", type=Path, default=Path(_OUTPUT), help="JSON file (default: %(default)s)")
+    return parser.parse_args(arguments)
+
+
+def measure(options: argparse.Namespace, result: Result, mlflow: Mlflow, folder: Path) -> None:
+    """Round after round of all contenders, each round beginning with another; then the large fleet."""
+    for number in range(options.rounds if {FLEETS, IDLE, RESTART} & {*options.parts} else 0):
+        first = number % len(options.only)
+        for name in options.only[first:] + options.only[:first]:
+            visit = Visit(name)
+            result.visits.append(visit)
+            with open_stage(name, mlflow, folder / f"{number}-{name}") as stage:
+                for _ in start_fleets(stage, visit, options.jobs):
+                    _say_fleet(visit)
+                if number == 0 and IDLE in options.parts:
+                    visit.idle_seconds = measure_idle(stage, options.idle_seconds)
+                if number == 0 and RESTART in options.parts:
+                    visit.restart = measure_restart(stage, sum(options.jobs))
+    if OURS in options.only and LARGE in options.parts:
+        result.large = Visit(OURS)
+        with open_stage(OURS, mlflow, folder / LARGE) as stage:
+            for _ in start_fleets(stage, result.large, [options.large]):
+                _say_fleet(result.large)
+            result.large.restart = measure_restart(stage, options.large)
+
+
+def describe_machine() -> dict[str, Any]:
+    """What the figures are taken on."""
+    return {
+        "cpu": processor(Path("/proc/cpuinfo").read_text(encoding="utf-8")),
+        "cores": len(os.sched_getaffinity(0)),
+        "memoryGiB": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "load": round(os.getloadavg()[0], 2),
+        "python": platform.python_version(),
+    }
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return number
+
+
+def _say_fleet(visit: Visit) -> None:
+    fleet = visit.fleets[-1]
+    _say(
+        f"{visit.contender}: {fleet.jobs} jobs: {fleet.jobs_per_second:.1f} jobs/s, "
+        f"{fleet.cpu_milliseconds_per_job:.1f} ms of CPU a job"
+    )
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,109 @@
+"""Many jobs at once: how long it takes until all their pods exist, and what that costs."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from bench.operator.contenders import PODS, Contender
+from bench.operator.plane import Plane
+from bench.operator.requests import count_access, count_audit
+from bench.operator.usage import cpu_seconds, total_cpu_seconds
+from bench.promotions.writes import Tail
+from support.waiting import wait_for
+
+_THREADS = 4
+# How many jobs a second are slow enough to give up on.
+_LOWEST_SPEED = 0.5
+_SECONDS_AT_LEAST = 120.0
+# Events and the last passes come after the last status.
+_SECONDS_TO_SETTLE = 3.0
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """The start of many jobs.
+
+    Attributes:
+        pods_seconds: from the first create until all pods and other children exist.
+        status_seconds: from the first create until each status says so.
+        cpu_seconds: CPU time of the controller, from the first create until shortly after the last status.
+        plane_cpu_seconds: CPU time of etcd and of the control plane in that time.
+        api_requests, mlflow_requests: requests of the controller in that time.
+    """
+
+    jobs: int
+    pods_seconds: float
+    status_seconds: float
+    cpu_seconds: float
+    plane_cpu_seconds: float
+    api_requests: Counter[str] = field(default_factory=Counter)
+    mlflow_requests: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def jobs_per_second(self) -> float:
+        """Jobs whose pods exist, by the second."""
+        return self.jobs / self.pods_seconds
+
+    @property
+    def cpu_milliseconds_per_job(self) -> float:
+        """CPU time of the controller for each job."""
+        return 1000 * self.cpu_seconds / self.jobs
+
+
+def start_fleet(plane: Plane, contender: Contender, jobs: int, access: Tail) -> tuple[str, Fleet]:
+    """Create jobs in a new namespace, and wait for their pods and statuses; the namespace and the figures.
+
+    Args:
+        access: the access log of MLflow.
+    """
+    namespace, process = plane.create_namespace(), contender.process
+    expected = _expect_children(plane, contender, namespace, jobs)
+    seconds = max(_SECONDS_AT_LEAST, jobs / _LOWEST_SPEED)
+    assert process.pid is not None
+    audit, pid = plane.tail(), process.pid
+    access.lines()
+    cpu_before, plane_cpu_before = cpu_seconds(pid), total_cpu_seconds(plane.pids())
+    began = time.monotonic()
+    path = contender.path(namespace)
+    with ThreadPoolExecutor(_THREADS) as threads:
+        manifests = (contender.manifest(f"job-{number:04d}") for number in range(jobs))
+        list(threads.map(lambda body: plane.client.call("POST", path, body), manifests))
+    for collection, number in expected.items():
+        wait_for(
+            f"{number} objects in {collection}",
+            lambda: plane.client.count(collection) >= number,  # noqa: B023 - called in this pass of the loop
+            seconds,
+            process,
+        )
+    pods_seconds = time.monotonic() - began
+    wait_for(
+        "the statuses",
+        lambda: all(contender.is_reported(job) for job in plane.client.items(path)),
+        seconds,
+        process,
+        pause=0.25,
+    )
+    status_seconds = time.monotonic() - began
+    time.sleep(_SECONDS_TO_SETTLE)
+    fleet = Fleet(
+        jobs,
+        pods_seconds,
+        status_seconds,
+        cpu_seconds(pid) - cpu_before,
+        total_cpu_seconds(plane.pids()) - plane_cpu_before,
+        count_audit(audit.lines()),
+        count_access(access.lines()),
+    )
+    return namespace, fleet
+
+
+def _expect_children(plane: Plane, contender: Contender, namespace: str, jobs: int) -> dict[str, int]:
+    """How many objects there are in a namespace when all children of its jobs exist, by collection."""
+    children = {"pods": PODS, **contender.companions}
+    collections = {
+        f"/api/v1/namespaces/{namespace}/{resource}": number for resource, number in children.items()
+    }
+    return {path: plane.client.count(path) + number * jobs for path, number in collections.items()}
