@@ -15,7 +15,9 @@ from typing import Any
 
 from bench.operator import report
 from bench.operator.contenders import NAMES, OURS
-from bench.operator.report import Result, Visit
+from bench.operator.figures import Fleet, Visit
+from bench.operator.report import Result
+from bench.operator.running import measure_running
 from bench.operator.visit import measure_idle, measure_restart, open_stage, start_fleets
 from bench.trainer.machine import processor
 from cluster import binaries
@@ -23,7 +25,7 @@ from support.mlflow_server import Mlflow
 from support.process import running
 
 _OUTPUT = "build/bench-operator.json"
-FLEETS, IDLE, RESTART, LARGE = PARTS = ("fleets", "idle", "restart", "large")
+FLEETS, IDLE, RESTART, LARGE, RUNNING = PARTS = ("fleets", "idle", "restart", "large", "running")
 
 
 def main(arguments: list[str]) -> int:
@@ -70,6 +72,18 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--idle-seconds", type=_positive, default=60, help="length of the idle time (default: %(default)s)"
     )
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=10.0,
+        help="how long the large fleet runs and reports progress (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--failures",
+        type=_positive,
+        default=200,
+        help="pods of it that fail afterwards (default: %(default)s)",
+    )
     parser.add_argument("--work", type=Path, help="folder to work in (default: TMPDIR)")
     parser.add_argument("--output", type=Path, default=Path(_OUTPUT), help="JSON file (default: %(default)s)")
     return parser.parse_args(arguments)
@@ -83,18 +97,25 @@ def measure(options: argparse.Namespace, result: Result, mlflow: Mlflow, folder:
             visit = Visit(name)
             result.visits.append(visit)
             with open_stage(name, mlflow, folder / f"{number}-{name}") as stage:
-                for _ in start_fleets(stage, visit, options.jobs):
-                    _say_fleet(visit)
+                start_fleets(stage, visit, options.jobs, _say_fleet)
                 if number == 0 and IDLE in options.parts:
                     visit.idle_seconds = measure_idle(stage, options.idle_seconds)
                 if number == 0 and RESTART in options.parts:
                     visit.restart = measure_restart(stage, sum(options.jobs))
-    if OURS in options.only and LARGE in options.parts:
-        result.large = Visit(OURS)
-        with open_stage(OURS, mlflow, folder / LARGE) as stage:
-            for _ in start_fleets(stage, result.large, [options.large]):
-                _say_fleet(result.large)
+    if OURS in options.only and {LARGE, RUNNING} & {*options.parts}:
+        measure_large(options, result, mlflow, folder / LARGE)
+
+
+def measure_large(options: argparse.Namespace, result: Result, mlflow: Mlflow, folder: Path) -> None:
+    """One large fleet of ours: a restart, then its jobs run."""
+    result.large = Visit(OURS)
+    with open_stage(OURS, mlflow, folder) as stage:
+        (namespace,) = start_fleets(stage, result.large, [options.large], _say_fleet)
+        if LARGE in options.parts:
             result.large.restart = measure_restart(stage, options.large)
+            _say(f"restart with {options.large} jobs: {result.large.restart.seconds:.1f} s")
+        if RUNNING in options.parts:
+            result.running = measure_running(stage, namespace, options.minutes * 60, options.failures)
 
 
 def describe_machine() -> dict[str, Any]:
@@ -115,10 +136,9 @@ def _positive(text: str) -> int:
     return number
 
 
-def _say_fleet(visit: Visit) -> None:
-    fleet = visit.fleets[-1]
+def _say_fleet(contender: str, fleet: Fleet) -> None:
     _say(
-        f"{visit.contender}: {fleet.jobs} jobs: {fleet.jobs_per_second:.1f} jobs/s, "
+        f"{contender}: {fleet.jobs} jobs: {fleet.jobs_per_second:.1f} jobs/s, "
         f"{fleet.cpu_milliseconds_per_job:.1f} ms of CPU a job"
     )
 

@@ -6,7 +6,7 @@ import http.client
 import json
 import ssl
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,14 +38,36 @@ class Client:
             RequestError: the server refused it.
         """
         data = None if body is None else json.dumps(body).encode()
-        connection = self._connection()
-        connection.request(method, path, data, {"Content-Type": kind, "Accept": "application/json"})
-        response = connection.getresponse()
-        content = response.read()
-        if response.status >= 300:
-            raise RequestError(f"{method} {path}: {response.status} {content[:500]!r}")
+        headers = {"Content-Type": kind, "Accept": "application/json"}
+        try:
+            status, content = self._send(method, path, data, headers)
+        except ConnectionError:
+            # NB: a server closes a connection that was not in use for a while: uvicorn after five seconds.
+            self._local.connection = None
+            status, content = self._send(method, path, data, headers)
+        if status >= 300:
+            raise RequestError(f"{method} {path}: {status} {content[:500]!r}")
         answer: Json = json.loads(content)
         return answer
+
+    def _send(self, method: str, path: str, data: bytes | None, headers: dict[str, str]) -> tuple[int, bytes]:
+        connection = self._connection()
+        try:
+            connection.request(method, path, data, headers)
+            response = connection.getresponse()
+            return response.status, response.read()
+        except (OSError, http.client.HTTPException):
+            connection.close()
+            raise
+
+    def watch(self, path: str) -> Iterator[Json]:
+        """The events of a watch, until the server ends it."""
+        connection = self.connect()
+        connection.request("GET", path)
+        with connection.getresponse() as response:
+            for line in response:
+                event: Json = json.loads(line)
+                yield event
 
     def merge(self, path: str, body: Json) -> Json:
         """Change an object by a merge patch."""

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 
 from bench.operator.contenders import PODS, Contender
+from bench.operator.figures import Fleet
 from bench.operator.plane import Plane
 from bench.operator.requests import count_access, count_audit
 from bench.operator.usage import cpu_seconds, total_cpu_seconds
@@ -20,37 +19,6 @@ _LOWEST_SPEED = 0.5
 _SECONDS_AT_LEAST = 120.0
 # Events and the last passes come after the last status.
 _SECONDS_TO_SETTLE = 3.0
-
-
-@dataclass(frozen=True)
-class Fleet:
-    """The start of many jobs.
-
-    Attributes:
-        pods_seconds: from the first create until all pods and other children exist.
-        status_seconds: from the first create until each status says so.
-        cpu_seconds: CPU time of the controller, from the first create until shortly after the last status.
-        plane_cpu_seconds: CPU time of etcd and of the control plane in that time.
-        api_requests, mlflow_requests: requests of the controller in that time.
-    """
-
-    jobs: int
-    pods_seconds: float
-    status_seconds: float
-    cpu_seconds: float
-    plane_cpu_seconds: float
-    api_requests: Counter[str] = field(default_factory=Counter)
-    mlflow_requests: Counter[str] = field(default_factory=Counter)
-
-    @property
-    def jobs_per_second(self) -> float:
-        """Jobs whose pods exist, by the second."""
-        return self.jobs / self.pods_seconds
-
-    @property
-    def cpu_milliseconds_per_job(self) -> float:
-        """CPU time of the controller for each job."""
-        return 1000 * self.cpu_seconds / self.jobs
 
 
 def start_fleet(plane: Plane, contender: Contender, jobs: int, access: Tail) -> tuple[str, Fleet]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import statistics
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from bench.operator.contenders import JOBSET, OURS, PODS
-from bench.operator.fleet import Fleet
+from bench.operator.figures import Fleet, Running, Visit
 
 SCHEMA = "finetune-bench-operator/1"
 _TABLE_HEAD = (
@@ -17,44 +16,6 @@ _TABLE_HEAD = (
     "| requests a job: API server, MLflow |",
     "|---|---:|---:|---:|---:|---:|---:|",
 )
-
-
-@dataclass(frozen=True)
-class Restart:
-    """A controller that was stopped and started again among jobs that need nothing.
-
-    Attributes:
-        seconds: from its start until each job was reconciled; None if the controller does not say so.
-        memory_mib, peak_mib: resident memory one resync later, and at its peak.
-        cpu_seconds: CPU time until then.
-        writes: requests that changed something, to the API server and to MLflow. No job needs one.
-    """
-
-    jobs: int
-    seconds: float | None
-    memory_mib: float
-    peak_mib: float
-    cpu_seconds: float
-    writes: Counter[str] = field(default_factory=Counter)
-
-
-@dataclass
-class Visit:
-    """One contender on a control plane of its own.
-
-    Attributes:
-        contender: its name.
-        fleets: the jobs that it started, one fleet after another.
-        memory_mib, peak_mib: resident memory after the last fleet, and at its peak.
-        idle_seconds: CPU time a minute with all these jobs, while nothing happens.
-    """
-
-    contender: str
-    fleets: list[Fleet] = field(default_factory=list)
-    memory_mib: float = 0.0
-    peak_mib: float = 0.0
-    idle_seconds: float | None = None
-    restart: Restart | None = None
 
 
 @dataclass(frozen=True)
@@ -86,10 +47,12 @@ class Result:
     Attributes:
         visits: of both contenders, in turns.
         large: our operator with many jobs.
+        running: these jobs while they run.
     """
 
     visits: list[Visit] = field(default_factory=list)
     large: Visit | None = None
+    running: Running | None = None
 
     def fleets(self, contender: str, jobs: int) -> list[Fleet]:
         """The fleets of one size, over all rounds."""
@@ -162,6 +125,10 @@ class Result:
             yield Goal(f"memory after a restart with {jobs} jobs", 250, restart.memory_mib, " MiB")
             yield Goal(f"seconds until a restart has reconciled {jobs} jobs", 10, restart.seconds, " s")
             yield Goal(f"writes after a restart with {jobs} jobs", 0, float(restart.writes.total()))
+        if self.running:
+            running = self.running
+            figure = running.mlflow_requests.total() / running.seconds
+            yield Goal(f"requests/s to MLflow with {running.jobs} running jobs", 5, figure)
 
 
 def median_of(items: Sequence[Any], figure: Callable[[Any], float]) -> float | None:
@@ -177,6 +144,7 @@ def as_json(machine: Mapping[str, Any], date: str, result: Result) -> dict[str, 
         "machine": dict(machine),
         "visits": [_visit_as_json(visit) for visit in result.visits],
         "large": _visit_as_json(result.large) if result.large else None,
+        "running": _running_as_json(result.running) if result.running else None,
         "goals": [
             {
                 "what": goal.what,
@@ -223,6 +191,25 @@ def _fleet_as_json(fleet: Fleet) -> dict[str, Any]:
     }
 
 
+def _running_as_json(running: Running) -> dict[str, Any]:
+    return {
+        "jobs": running.jobs,
+        "seconds": _rounded(running.seconds),
+        "cpuSeconds": _rounded(running.cpu_seconds),
+        "memoryMiB": _rounded(running.memory_mib),
+        "peakMiB": _rounded(running.peak_mib),
+        "apiRequests": dict(running.api_requests.most_common()),
+        "mlflowRequests": dict(running.mlflow_requests.most_common()),
+        "currentShare": _rounded(running.current_share),
+        "reports": running.reports,
+        "lostReports": running.lost_reports,
+        "missedFailures": running.missed,
+        "reactionSeconds": [
+            [_rounded(reaction.job_failed), _rounded(reaction.next_attempt)] for reaction in running.reactions
+        ],
+    }
+
+
 def _rounded(figure: float | None) -> float | None:
     return None if figure is None else round(figure, 2)
 
@@ -248,6 +235,9 @@ def _lines(machine: Mapping[str, Any], date: str, result: Result) -> Iterator[st
     yield "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|"
     for visit in [*result.visits, *([result.large] if result.large else [])]:
         yield _memory_row(visit)
+    if result.running:
+        yield ""
+        yield from _running_table(result.running)
     yield ""
     yield "| goal | limit | measured | |"
     yield "|---|---:|---:|---|"
@@ -255,6 +245,37 @@ def _lines(machine: Mapping[str, Any], date: str, result: Result) -> Iterator[st
         limit = f"{'at least' if goal.least else 'at most'} {goal.limit:g}{goal.unit}"
         figure = "-" if goal.figure is None else f"{goal.figure:.2f}{goal.unit}"
         yield f"| {goal.what} | {limit} | {figure} | {goal.verdict()} |"
+
+
+def _running_table(running: Running) -> Iterator[str]:
+    yield (
+        "| running jobs | minutes | requests/s to the API server | to MLflow | CPU a minute, s | memory, MiB | peak "
+        "| status is current | reports, lost | pods failed | next attempt: median, p99, s | Job failed: median, p99, s |"
+    )
+    yield "|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|"
+    minutes = running.seconds / 60
+    rates = [
+        requests.total() / running.seconds for requests in (running.api_requests, running.mlflow_requests)
+    ]
+    next_attempts = [reaction.next_attempt for reaction in running.reactions]
+    failed_jobs = [reaction.job_failed for reaction in running.reactions]
+    missed = f" ({running.missed} without a next attempt)" if running.missed else ""
+    yield (
+        f"| {running.jobs} | {minutes:.1f} | {rates[0]:.1f} | {rates[1]:.1f} | {running.cpu_seconds / minutes:.1f} "
+        f"| {running.memory_mib:.0f} | {running.peak_mib:.0f} | {running.current_share:.0%} "
+        f"| {running.reports}, {running.lost_reports} | {len(running.reactions) + running.missed}{missed} "
+        f"| {_spread(next_attempts)} | {_spread(failed_jobs)} |"
+    )
+
+
+def _spread(seconds: Sequence[float]) -> str:
+    return f"{statistics.median(seconds):.1f}, {percentile(seconds, 99):.1f}" if seconds else "-"
+
+
+def percentile(values: Sequence[float], percent: int) -> float:
+    """The smallest of some values that `percent` of them do not exceed."""
+    ordered = sorted(values)
+    return ordered[max(0, -(-percent * len(ordered) // 100) - 1)]
 
 
 def _fleet_row(name: str, jobs: int, fleets: Sequence[Fleet]) -> str:

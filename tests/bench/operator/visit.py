@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from bench.operator.contenders import OURS, Contender, JobSet, Ours, find_crds
+from bench.operator.figures import Fleet, Restart, Visit
 from bench.operator.fleet import start_fleet
 from bench.operator.plane import Plane, start_plane
-from bench.operator.report import Restart, Visit
 from bench.operator.requests import count_access, count_audit, list_mlflow_writes, list_writes
 from bench.operator.usage import cpu_seconds, memory_mib
 from bench.promotions.world import stay
@@ -25,6 +25,9 @@ _SECONDS_TO_RESTART = 600.0
 # A resync of the operator comes every 30 seconds.
 _SECONDS_AFTER_RESTART = 35.0
 _SECONDS_TO_REST = 5.0
+# The operator says that pods cannot start when they have not started for ten seconds.
+_SECONDS_OF_QUIET = 12.0
+_SECONDS_TO_GET_QUIET = 180.0
 
 
 @dataclass
@@ -58,14 +61,32 @@ def open_stage(name: str, mlflow: Mlflow, folder: Path) -> Iterator[Stage]:
             contender.process.stop()
 
 
-def start_fleets(stage: Stage, visit: Visit, sizes: Sequence[int]) -> Iterator[str]:
-    """Start fleets one after another, then measure the memory; the namespaces."""
+def start_fleets(
+    stage: Stage, visit: Visit, sizes: Sequence[int], report: Callable[[str, Fleet], None]
+) -> list[str]:
+    """Start fleets one after another, then measure the memory; the namespaces.
+
+    Args:
+        report: called with the contender's name and each fleet.
+    """
+    namespaces = []
     for jobs in sizes:
         namespace, fleet = start_fleet(stage.plane, stage.contender, jobs, stage.access)
         visit.fleets.append(fleet)
-        yield namespace
-    stay(_SECONDS_TO_REST, stage.contender.process)
+        namespaces.append(namespace)
+        report(visit.contender, fleet)
+    _wait_for_quiet(stage)
     visit.memory_mib, visit.peak_mib = memory_mib(stage.pid)
+    return namespaces
+
+
+def _wait_for_quiet(stage: Stage) -> None:
+    """Wait until the contender has not written to the API server for some time: what it has to say of its fleets is said."""
+    end = time.monotonic() + _SECONDS_TO_GET_QUIET
+    tail = stage.plane.tail()
+    stay(_SECONDS_OF_QUIET, stage.contender.process)
+    while list_writes(count_audit(tail.lines())) and time.monotonic() < end:
+        stay(_SECONDS_OF_QUIET, stage.contender.process)
 
 
 def measure_idle(stage: Stage, seconds: float) -> float:

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from datetime import UTC, datetime
+from http.client import HTTPConnection
 from pathlib import Path
 
 import yaml
 
+from bench.operator.api import Client, Json
 from bench.operator.contenders import OURS, JobSet, Ours, jobset_configuration, jobset_manifest
-from bench.operator.fleet import Fleet
-from bench.operator.report import Goal, Restart, Result, Visit, as_json, as_markdown
+from bench.operator.figures import Fleet, Reaction, Restart, Running, Visit
+from bench.operator.job_watch import JobWatch
+from bench.operator.pods import failed_status, running_status
+from bench.operator.report import Goal, Result, as_json, as_markdown, percentile
 from bench.operator.requests import audit_policy, count_access, count_audit, list_mlflow_writes, list_writes
+from bench.operator.running import find_current_share, is_training
 from bench.operator.usage import parse_cpu_seconds, parse_memory_mib
 from finetune_crds import FineTuneJob
 from support.process import Process
@@ -127,7 +133,13 @@ def result() -> Result:
     jobset = Visit("jobset", [fleet(100, 4, 0.6), fleet(500, 20, 3)], 110.0, 112.0, 0.25)
     large_restart = Restart(2000, 12.0, 240.0, 260.0, 9.0, Counter({"create events": 3}))
     large = Visit("ours", [fleet(2000, 100, 30)], 240.0, 250.0, None, large_restart)
-    return Result([ours, jobset, jobset, again], large)
+    return Result([ours, jobset, jobset, again], large, running())
+
+
+def running() -> Running:
+    reactions = [Reaction(0.5 + number / 100, 1 + number / 100) for number in range(200)]
+    asked = Counter({"patch finetunejobs/status": 6000}), Counter({"POST runs/search": 1200})
+    return Running(2000, 300, 30.0, 245.0, 255.0, *asked, 0.99, 10_000, 3, reactions, 1)
 
 
 def test_goals_are_judged_by_medians() -> None:
@@ -143,6 +155,7 @@ def test_goals_are_judged_by_medians() -> None:
         ("memory after a restart with 2000 jobs", 240.0, "reached"),
         ("seconds until a restart has reconciled 2000 jobs", 12.0, "missed"),
         ("writes after a restart with 2000 jobs", 3.0, "missed"),
+        ("requests/s to MLflow with 2000 running jobs", 4.0, "reached"),
     ]
 
 
@@ -170,6 +183,10 @@ def test_the_tables_have_both_contenders() -> None:
     assert "| ours | 600 | 140 | 160 | 0.50 | 120 | 140 | 8.0 | 5.0 | 0 |" in lines
     assert "| jobset | 600 | 110 | 112 | 0.25 | - | - | - | - | - |" in lines
     assert "| ours | 2000 | 240 | 250 | - | 240 | 260 | 12.0 | 9.0 | 3 |" in lines
+    assert (
+        "| 2000 | 5.0 | 20.0 | 4.0 | 6.0 | 245 | 255 | 99% | 10000, 3 | 201 (1 without a next attempt) | 2.0, 3.0 | 1.5, 2.5 |"
+        in lines
+    )
     assert "| 100 x 4 pods: jobs/s, of JobSet's | at least 1x | 0.90x | missed |" in lines
 
 
@@ -190,3 +207,71 @@ def test_json_has_every_fleet() -> None:
         "apiRequests": {"create jobs": 100, "create services": 100},
         "mlflowRequests": {},
     }
+
+
+def test_a_percentile_is_one_of_the_values() -> None:
+    assert [percentile(range(1, 201), percent) for percent in (0, 50, 99, 100)] == [1, 100, 198, 200]
+    assert percentile([7.0], 99) == 7.0
+
+
+POD = {
+    "metadata": {"name": "tune-train-1-0-abcde", "namespace": "fleet-1"},
+    "spec": {"containers": [{"name": "trainer", "image": "trainer:latest"}]},
+}
+
+
+def test_pods_as_a_kubelet_reports_them() -> None:
+    container = {"name": "trainer", "image": "trainer:latest", "imageID": "", "restartCount": 0}
+    assert running_status(POD) == {
+        "phase": "Running",
+        "conditions": [{"type": "Ready", "status": "True"}],
+        "containerStatuses": [{**container, "ready": True, "state": {"running": {}}}],
+    }
+    end = {"exitCode": 1, "reason": "Error", "finishedAt": "2026-11-27T09:00:00Z"}
+    assert failed_status(POD, datetime(2026, 11, 27, 9, tzinfo=UTC)) == {
+        "phase": "Failed",
+        "conditions": [{"type": "Ready", "status": "False"}],
+        "containerStatuses": [{**container, "ready": False, "state": {"terminated": end}}],
+    }
+
+
+def job_event(kind: str, name: str, *conditions: tuple[str, str]) -> Json:
+    status = {"conditions": [{"type": condition, "status": value} for condition, value in conditions]}
+    return {"type": kind, "object": {"metadata": {"name": name}, "status": status}}
+
+
+def test_a_watch_keeps_the_first_moments() -> None:
+    watch = JobWatch(Client(lambda: HTTPConnection("127.0.0.1")), "fleet-1")
+    for moment, event in enumerate(
+        [
+            job_event("ADDED", "tune-train-1"),
+            job_event("MODIFIED", "tune-train-1", ("FailureTarget", "True"), ("Failed", "False")),
+            job_event("MODIFIED", "tune-train-1", ("Failed", "True")),
+            job_event("MODIFIED", "tune-train-1", ("Failed", "True")),
+            {"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "9"}}},
+            job_event("ADDED", "tune-train-2"),
+        ]
+    ):
+        watch.record(event, float(moment))
+    assert (watch.created, watch.failed) == (
+        {"tune-train-1": 0.0, "tune-train-2": 5.0},
+        {"tune-train-1": 2.0},
+    )
+
+
+def ftj(name: str, **status: object) -> Json:
+    return {"metadata": {"name": name}, "status": status}
+
+
+def test_a_job_trains_with_a_run() -> None:
+    assert is_training(ftj("a", phase="Training", mlflow={"runId": "r"}))
+    assert not is_training(ftj("a", phase="Training"))
+    assert not is_training(ftj("a", phase="Starting", mlflow={"runId": "r"}))
+    assert not is_training({"metadata": {"name": "a"}})
+
+
+def test_progress_is_current_up_to_the_last_report_but_one() -> None:
+    jobs = [ftj(name, progress={"step": step}) for name, step in (("a", 30), ("b", 20), ("c", 10))]
+    jobs.append(ftj("d"))
+    runs = {name: f"run-{name}" for name in "abcd"}
+    assert find_current_share(jobs, runs, dict.fromkeys(runs.values(), 30)) == 0.5
