@@ -14,7 +14,7 @@ class Fleet:
         pods_seconds: from the first create until all pods and other children exist.
         status_seconds: from the first create until each status says so.
         cpu_seconds: CPU time of the controller, from the first create until shortly after the last status.
-        plane_cpu_seconds: CPU time of etcd and of the control plane in that time.
+        plane_cpu_seconds, mlflow_cpu_seconds: CPU time of etcd and of the control plane, and of the MLflow server, in that time.
         api_requests, mlflow_requests: requests of the controller in that time.
     """
 
@@ -23,6 +23,7 @@ class Fleet:
     status_seconds: float
     cpu_seconds: float
     plane_cpu_seconds: float
+    mlflow_cpu_seconds: float
     api_requests: Counter[str] = field(default_factory=Counter)
     mlflow_requests: Counter[str] = field(default_factory=Counter)
 

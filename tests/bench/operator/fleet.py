@@ -9,8 +9,9 @@ from bench.operator.contenders import PODS, Contender
 from bench.operator.figures import Fleet
 from bench.operator.plane import Plane
 from bench.operator.requests import count_access, count_audit
-from bench.operator.usage import cpu_seconds, total_cpu_seconds
+from bench.operator.usage import total_cpu_seconds
 from bench.promotions.writes import Tail
+from support.mlflow_server import Mlflow
 from support.waiting import wait_for
 
 _THREADS = 4
@@ -21,19 +22,15 @@ _SECONDS_AT_LEAST = 120.0
 _SECONDS_TO_SETTLE = 3.0
 
 
-def start_fleet(plane: Plane, contender: Contender, jobs: int, access: Tail) -> tuple[str, Fleet]:
-    """Create jobs in a new namespace, and wait for their pods and statuses; the namespace and the figures.
-
-    Args:
-        access: the access log of MLflow.
-    """
+def start_fleet(plane: Plane, contender: Contender, jobs: int, mlflow: Mlflow) -> tuple[str, Fleet]:
+    """Create jobs in a new namespace, and wait for their pods and statuses; the namespace and the figures."""
     namespace, process = plane.create_namespace(), contender.process
     expected = _expect_children(plane, contender, namespace, jobs)
     seconds = max(_SECONDS_AT_LEAST, jobs / _LOWEST_SPEED)
     assert process.pid is not None
-    audit, pid = plane.tail(), process.pid
-    access.lines()
-    cpu_before, plane_cpu_before = cpu_seconds(pid), total_cpu_seconds(plane.pids())
+    audit, access = plane.tail(), Tail(mlflow.log)
+    servers = ([process.pid], plane.pids(), [mlflow.pid])
+    cpu_before = [total_cpu_seconds(pids) for pids in servers]
     began = time.monotonic()
     path = contender.path(namespace)
     with ThreadPoolExecutor(_THREADS) as threads:
@@ -56,12 +53,16 @@ def start_fleet(plane: Plane, contender: Contender, jobs: int, access: Tail) -> 
     )
     status_seconds = time.monotonic() - began
     time.sleep(_SECONDS_TO_SETTLE)
+    controller_cpu, plane_cpu, mlflow_cpu = (
+        total_cpu_seconds(pids) - before for pids, before in zip(servers, cpu_before, strict=True)
+    )
     fleet = Fleet(
         jobs,
         pods_seconds,
         status_seconds,
-        cpu_seconds(pid) - cpu_before,
-        total_cpu_seconds(plane.pids()) - plane_cpu_before,
+        controller_cpu,
+        plane_cpu,
+        mlflow_cpu,
         count_audit(audit.lines()),
         count_access(access.lines()),
     )

@@ -12,9 +12,9 @@ from bench.operator.figures import Fleet, Running, Visit
 
 SCHEMA = "finetune-bench-operator/1"
 _TABLE_HEAD = (
-    "| | jobs x pods | jobs/s, pods created | jobs/s, status written | CPU a job, ms | CPU of the control plane a job, ms "
+    "| | jobs x pods | jobs/s, pods created | jobs/s, status written | CPU a job, ms | of the control plane | of MLflow "
     "| requests a job: API server, MLflow |",
-    "|---|---:|---:|---:|---:|---:|---:|",
+    "|---|---:|---:|---:|---:|---:|---:|---:|",
 )
 
 
@@ -186,6 +186,7 @@ def _fleet_as_json(fleet: Fleet) -> dict[str, Any]:
         "jobsPerSecond": _rounded(fleet.jobs_per_second),
         "cpuSeconds": _rounded(fleet.cpu_seconds),
         "controlPlaneCpuSeconds": _rounded(fleet.plane_cpu_seconds),
+        "mlflowCpuSeconds": _rounded(fleet.mlflow_cpu_seconds),
         "apiRequests": dict(fleet.api_requests.most_common()),
         "mlflowRequests": dict(fleet.mlflow_requests.most_common()),
     }
@@ -283,13 +284,14 @@ def _fleet_row(name: str, jobs: int, fleets: Sequence[Fleet]) -> str:
     reported = median_of(fleets, lambda fleet: fleet.jobs / fleet.status_seconds)
     cpu = median_of(fleets, lambda fleet: fleet.cpu_milliseconds_per_job)
     plane_cpu = median_of(fleets, lambda fleet: 1000 * fleet.plane_cpu_seconds / jobs)
+    mlflow_cpu = median_of(fleets, lambda fleet: 1000 * fleet.mlflow_cpu_seconds / jobs)
     requests_per_job = (
         median_of(fleets, lambda fleet: fleet.api_requests.total() / jobs),
         median_of(fleets, lambda fleet: fleet.mlflow_requests.total() / jobs),
     )
     spread = f" ({speeds[0]:.1f} to {speeds[-1]:.1f})" if len(speeds) > 1 else ""
     return (
-        f"| {name} | {jobs} x {PODS} | {statistics.median(speeds):.1f}{spread} | {reported:.1f} | {cpu:.1f} | {plane_cpu:.0f} "
+        f"| {name} | {jobs} x {PODS} | {statistics.median(speeds):.1f}{spread} | {reported:.1f} | {cpu:.1f} | {plane_cpu:.0f} | {mlflow_cpu:.0f} "
         f"| {requests_per_job[0]:.1f}, {requests_per_job[1]:.1f} |"
     )
 

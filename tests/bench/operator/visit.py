@@ -71,7 +71,7 @@ def start_fleets(
     """
     namespaces = []
     for jobs in sizes:
-        namespace, fleet = start_fleet(stage.plane, stage.contender, jobs, stage.access)
+        namespace, fleet = start_fleet(stage.plane, stage.contender, jobs, stage.mlflow)
         visit.fleets.append(fleet)
         namespaces.append(namespace)
         report(visit.contender, fleet)

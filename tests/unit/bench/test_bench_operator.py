@@ -123,7 +123,9 @@ def test_when_a_status_says_that_the_pods_were_created() -> None:
 
 def fleet(jobs: int, seconds: float, cpu_seconds: float) -> Fleet:
     requests = Counter({"create jobs": jobs, "create services": jobs})
-    return Fleet(jobs, seconds, 1.25 * seconds, cpu_seconds, 2 * cpu_seconds, requests, Counter())
+    return Fleet(
+        jobs, seconds, 1.25 * seconds, cpu_seconds, 2 * cpu_seconds, cpu_seconds, requests, Counter()
+    )
 
 
 def result() -> Result:
@@ -177,8 +179,8 @@ def test_the_tables_have_both_contenders() -> None:
     lines = as_markdown(MACHINE, "2026-11-27", result()).splitlines()
     assert lines[0] == "Fast CPU, 2 cores, load 0.1, 2026-11-27"
     assert lines[4:6] == [
-        "| ours | 100 x 4 | 22.5 (20.0 to 25.0) | 18.0 | 11.0 | 22 | 2.0, 0.0 |",
-        "| jobset | 100 x 4 | 25.0 (25.0 to 25.0) | 20.0 | 6.0 | 12 | 2.0, 0.0 |",
+        "| ours | 100 x 4 | 22.5 (20.0 to 25.0) | 18.0 | 11.0 | 22 | 11 | 2.0, 0.0 |",
+        "| jobset | 100 x 4 | 25.0 (25.0 to 25.0) | 20.0 | 6.0 | 12 | 6 | 2.0, 0.0 |",
     ]
     assert "| ours | 600 | 140 | 160 | 0.50 | 120 | 140 | 8.0 | 5.0 | 0 |" in lines
     assert "| jobset | 600 | 110 | 112 | 0.25 | - | - | - | - | - |" in lines
@@ -204,6 +206,7 @@ def test_json_has_every_fleet() -> None:
         "jobsPerSecond": 25.0,
         "cpuSeconds": 1,
         "controlPlaneCpuSeconds": 2,
+        "mlflowCpuSeconds": 1,
         "apiRequests": {"create jobs": 100, "create services": 100},
         "mlflowRequests": {},
     }
