@@ -9,6 +9,8 @@ import platform
 import signal
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -29,7 +31,7 @@ FLEETS, IDLE, RESTART, LARGE, RUNNING = PARTS = ("fleets", "idle", "restart", "l
 
 
 def main(arguments: list[str]) -> int:
-    """Measure; 1 where a restart wrote something that needed no writing, 0 otherwise, also when a goal is missed."""
+    """Measure; 1 where a part failed or a restart wrote what needed no writing, 0 otherwise, also when a goal is missed."""
     options = parse(arguments)
     signal.signal(signal.SIGTERM, lambda received, _frame: sys.exit(128 + received))
     binaries.ensure("kube", "kubectl", "jobset")
@@ -96,14 +98,18 @@ def measure(options: argparse.Namespace, result: Result, mlflow: Mlflow, folder:
         for name in options.only[first:] + options.only[:first]:
             visit = Visit(name)
             result.visits.append(visit)
-            with open_stage(name, mlflow, folder / f"{number}-{name}") as stage:
+            with (
+                _recording_failures(result, f"round {number + 1}, {name}"),
+                open_stage(name, mlflow, folder / f"{number}-{name}") as stage,
+            ):
                 start_fleets(stage, visit, options.jobs, _say_fleet)
                 if number == 0 and IDLE in options.parts:
                     visit.idle_seconds = measure_idle(stage, options.idle_seconds)
                 if number == 0 and RESTART in options.parts:
                     visit.restart = measure_restart(stage, sum(options.jobs))
     if OURS in options.only and {LARGE, RUNNING} & {*options.parts}:
-        measure_large(options, result, mlflow, folder / LARGE)
+        with _recording_failures(result, f"{options.large} jobs"):
+            measure_large(options, result, mlflow, folder / LARGE)
 
 
 def measure_large(options: argparse.Namespace, result: Result, mlflow: Mlflow, folder: Path) -> None:
@@ -116,6 +122,17 @@ def measure_large(options: argparse.Namespace, result: Result, mlflow: Mlflow, f
             _say(f"restart with {options.large} jobs: {result.large.restart.seconds:.1f} s")
         if RUNNING in options.parts:
             result.running = measure_running(stage, namespace, options.minutes * 60, options.failures)
+
+
+@contextmanager
+def _recording_failures(result: Result, part: str) -> Iterator[None]:
+    """Let the other parts of the benchmark go on where one fails."""
+    try:
+        yield
+    # NB: of what a wait, a request and a controller that ended raise.
+    except (RuntimeError, OSError) as error:
+        result.broken_parts.append(f"{part}: {error}")
+        _say(f"FAILED: {part}: {error}")
 
 
 def describe_machine() -> dict[str, Any]:

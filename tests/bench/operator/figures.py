@@ -70,8 +70,8 @@ class Visit:
 
     contender: str
     fleets: list[Fleet] = field(default_factory=list)
-    memory_mib: float = 0.0
-    peak_mib: float = 0.0
+    memory_mib: float | None = None
+    peak_mib: float | None = None
     idle_seconds: float | None = None
     restart: Restart | None = None
 

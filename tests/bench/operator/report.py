@@ -48,11 +48,13 @@ class Result:
         visits: of both contenders, in turns.
         large: our operator with many jobs.
         running: these jobs while they run.
+        broken_parts: the parts that could not be measured, with the error.
     """
 
     visits: list[Visit] = field(default_factory=list)
     large: Visit | None = None
     running: Running | None = None
+    broken_parts: list[str] = field(default_factory=list)
 
     def fleets(self, contender: str, jobs: int) -> list[Fleet]:
         """The fleets of one size, over all rounds."""
@@ -93,10 +95,9 @@ class Result:
             for jobs in sizes
         ]
         idle = [visit.idle_seconds for visit in visits if visit.idle_seconds is not None]
+        memory = [visit.memory_mib for visit in visits if visit.memory_mib is not None]
         goals += [
-            Goal(
-                f"memory after {total} jobs", 150, median_of(visits, lambda visit: visit.memory_mib), " MiB"
-            ),
+            Goal(f"memory after {total} jobs", 150, median_of(memory, float), " MiB"),
             Goal(
                 f"memory after a restart with {total} jobs",
                 150,
@@ -109,6 +110,7 @@ class Result:
 
     def failures(self) -> Iterator[str]:
         """What must not happen at all, each in a sentence."""
+        yield from self.broken_parts
         visits = [*self.visits, *([self.large] if self.large else [])]
         for restart in [visit.restart for visit in visits if visit.contender == OURS and visit.restart]:
             for write, number in sorted(restart.writes.items()):
@@ -297,14 +299,13 @@ def _fleet_row(name: str, jobs: int, fleets: Sequence[Fleet]) -> str:
 
 
 def _memory_row(visit: Visit) -> str:
-    jobs = sum(fleet.jobs for fleet in visit.fleets)
-    idle = "-" if visit.idle_seconds is None else f"{visit.idle_seconds:.2f}"
-    row = f"| {visit.contender} | {jobs} | {visit.memory_mib:.0f} | {visit.peak_mib:.0f} | {idle} "
-    if visit.restart is None:
-        return f"{row}| - | - | - | - | - |"
-    restart = visit.restart
-    seconds = "-" if restart.seconds is None else f"{restart.seconds:.1f}"
-    return (
-        f"{row}| {restart.memory_mib:.0f} | {restart.peak_mib:.0f} | {seconds} | {restart.cpu_seconds:.1f} "
-        f"| {restart.writes.total()} |"
-    )
+    jobs, restart = sum(fleet.jobs for fleet in visit.fleets), visit.restart
+    cells = [f"{visit.memory_mib:.0f}", f"{visit.peak_mib:.0f}"] if visit.memory_mib else ["-", "-"]
+    cells.append("-" if visit.idle_seconds is None else f"{visit.idle_seconds:.2f}")
+    if restart is None:
+        cells += ["-"] * 5
+    else:
+        cells += [f"{restart.memory_mib:.0f}", f"{restart.peak_mib:.0f}"]
+        cells += ["-" if restart.seconds is None else f"{restart.seconds:.1f}"]
+        cells += [f"{restart.cpu_seconds:.1f}", str(restart.writes.total())]
+    return f"| {visit.contender} | {jobs} | {' | '.join(cells)} |"

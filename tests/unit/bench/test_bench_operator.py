@@ -166,8 +166,11 @@ def test_a_goal_without_a_figure_is_not_measured() -> None:
     assert Result([Visit("ours", [fleet(100, 4, 1)])]).ratio(100) is None
 
 
-def test_a_needless_write_is_a_failure() -> None:
-    assert list(result().failures()) == [
+def test_a_needless_write_and_a_part_without_figures_are_failures() -> None:
+    measured = result()
+    measured.broken_parts = ["round 1, jobset: not after 120 seconds"]
+    assert list(measured.failures()) == [
+        "round 1, jobset: not after 120 seconds",
         "a restart with 2000 jobs made 3 needless writes: create events",
     ]
 
