@@ -37,6 +37,11 @@ class Fleet:
         """CPU time of the controller for each job."""
         return 1000 * self.cpu_seconds / self.jobs
 
+    def affordable_jobs_per_second(self, cores: int) -> float:
+        """Jobs by the second if all these processes had the cores to themselves, and never waited."""
+        total = self.cpu_seconds + self.plane_cpu_seconds + self.mlflow_cpu_seconds
+        return cores * self.jobs / total
+
 
 @dataclass(frozen=True)
 class Restart:

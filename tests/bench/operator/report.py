@@ -13,8 +13,8 @@ from bench.operator.figures import Fleet, Running, Visit
 SCHEMA = "finetune-bench-operator/1"
 _TABLE_HEAD = (
     "| | jobs x pods | jobs/s, pods created | jobs/s, status written | CPU a job, ms | of the control plane | of MLflow "
-    "| requests a job: API server, MLflow |",
-    "|---|---:|---:|---:|---:|---:|---:|---:|",
+    "| jobs/s that this CPU time allows | requests a job: API server, MLflow |",
+    "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
 )
 
 
@@ -229,10 +229,10 @@ def _lines(machine: Mapping[str, Any], date: str, result: Result) -> Iterator[st
     for jobs in result.sizes():
         for name in (OURS, JOBSET):
             if result.fleets(name, jobs):
-                yield _fleet_row(name, jobs, result.fleets(name, jobs))
+                yield _fleet_row(name, jobs, result.fleets(name, jobs), machine["cores"])
     if result.large:
         for fleet in result.large.fleets:
-            yield _fleet_row(OURS, fleet.jobs, [fleet])
+            yield _fleet_row(OURS, fleet.jobs, [fleet], machine["cores"])
     yield ""
     yield "| | jobs | memory, MiB | peak | idle CPU a minute, s | after a restart, MiB | peak | seconds | CPU, s | writes |"
     yield "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|"
@@ -281,19 +281,20 @@ def percentile(values: Sequence[float], percent: int) -> float:
     return ordered[max(0, -(-percent * len(ordered) // 100) - 1)]
 
 
-def _fleet_row(name: str, jobs: int, fleets: Sequence[Fleet]) -> str:
+def _fleet_row(name: str, jobs: int, fleets: Sequence[Fleet], cores: int) -> str:
     speeds = sorted(fleet.jobs_per_second for fleet in fleets)
     reported = median_of(fleets, lambda fleet: fleet.jobs / fleet.status_seconds)
     cpu = median_of(fleets, lambda fleet: fleet.cpu_milliseconds_per_job)
     plane_cpu = median_of(fleets, lambda fleet: 1000 * fleet.plane_cpu_seconds / jobs)
     mlflow_cpu = median_of(fleets, lambda fleet: 1000 * fleet.mlflow_cpu_seconds / jobs)
+    affordable = median_of(fleets, lambda fleet: fleet.affordable_jobs_per_second(cores))
     requests_per_job = (
         median_of(fleets, lambda fleet: fleet.api_requests.total() / jobs),
         median_of(fleets, lambda fleet: fleet.mlflow_requests.total() / jobs),
     )
     spread = f" ({speeds[0]:.1f} to {speeds[-1]:.1f})" if len(speeds) > 1 else ""
     return (
-        f"| {name} | {jobs} x {PODS} | {statistics.median(speeds):.1f}{spread} | {reported:.1f} | {cpu:.1f} | {plane_cpu:.0f} | {mlflow_cpu:.0f} "
+        f"| {name} | {jobs} x {PODS} | {statistics.median(speeds):.1f}{spread} | {reported:.1f} | {cpu:.1f} | {plane_cpu:.0f} | {mlflow_cpu:.0f} | {affordable:.1f} "
         f"| {requests_per_job[0]:.1f}, {requests_per_job[1]:.1f} |"
     )
 

@@ -182,8 +182,8 @@ def test_the_tables_have_both_contenders() -> None:
     lines = as_markdown(MACHINE, "2026-11-27", result()).splitlines()
     assert lines[0] == "Fast CPU, 2 cores, load 0.1, 2026-11-27"
     assert lines[4:6] == [
-        "| ours | 100 x 4 | 22.5 (20.0 to 25.0) | 18.0 | 11.0 | 22 | 11 | 2.0, 0.0 |",
-        "| jobset | 100 x 4 | 25.0 (25.0 to 25.0) | 20.0 | 6.0 | 12 | 6 | 2.0, 0.0 |",
+        "| ours | 100 x 4 | 22.5 (20.0 to 25.0) | 18.0 | 11.0 | 22 | 11 | 45.8 | 2.0, 0.0 |",
+        "| jobset | 100 x 4 | 25.0 (25.0 to 25.0) | 20.0 | 6.0 | 12 | 6 | 83.3 | 2.0, 0.0 |",
     ]
     assert "| ours | 600 | 140 | 160 | 0.50 | 120 | 140 | 8.0 | 5.0 | 0 |" in lines
     assert "| jobset | 600 | 110 | 112 | 0.25 | - | - | - | - | - |" in lines
