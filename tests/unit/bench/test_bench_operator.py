@@ -281,3 +281,5 @@ def test_progress_is_current_up_to_the_last_report_but_one() -> None:
     jobs.append(ftj("d"))
     runs = {name: f"run-{name}" for name in "abcd"}
     assert find_current_share(jobs, runs, dict.fromkeys(runs.values(), 30)) == 0.5
+    # After the first report, a job without progress is not current.
+    assert find_current_share(jobs, runs, dict.fromkeys(runs.values(), 10)) == 0.75
