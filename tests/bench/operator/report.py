@@ -106,7 +106,8 @@ class Result:
             ),
             Goal(f"CPU time a minute, idle with {total} jobs", 1, median_of(idle, float), " s"),
         ]
-        return goals + list(self._large_goals())
+        # Without visits, no goal has a number of jobs.
+        return [*(goals if sizes else ()), *self._large_goals()]
 
     def failures(self) -> Iterator[str]:
         """What must not happen at all, each in a sentence."""

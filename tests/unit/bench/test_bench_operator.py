@@ -164,6 +164,9 @@ def test_goals_are_judged_by_medians() -> None:
 def test_a_goal_without_a_figure_is_not_measured() -> None:
     assert Goal("memory", 1, None).verdict() == "not measured"
     assert Result([Visit("ours", [fleet(100, 4, 1)])]).ratio(100) is None
+    assert Result(large=Visit("ours", [fleet(200, 4, 1)])).goals() == [
+        Goal("memory after 200 jobs", 250, None, " MiB")
+    ]
 
 
 def test_a_needless_write_and_a_part_without_figures_are_failures() -> None:
