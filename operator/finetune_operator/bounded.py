@@ -23,6 +23,8 @@ from urllib.request import getproxies, proxy_bypass
 import aiohttp
 from yarl import URL
 
+from finetune_operator.fence import PROCESS_FENCE, NotLeaderError
+
 TIMEOUT_SECONDS = 10.0
 _CHUNK_BYTES = 64 * 1024
 _RESOLVING_THREADS = 32
@@ -70,6 +72,10 @@ class AddressError(NoResponseError):
 
 class UnsendableError(NoResponseError):
     """The request has a header that cannot be sent; nothing was sent."""
+
+
+class FencedError(NoResponseError):
+    """The request writes, and this replica does not hold the Lease of the operator; nothing was sent."""
 
 
 class TooLargeError(NoResponseError):
@@ -156,14 +162,16 @@ async def _exchange(
     """
     if any(_UNSENDABLE.search(value) for value in headers.values()):
         raise UnsendableError("a header contains a control character")
-    limit = aiohttp.ClientTimeout(total=TIMEOUT_SECONDS)
     try:
         address = URL(url)
     except ValueError:
         raise AddressError("its address is not valid") from None
     try:
         # NB: trust_env would also send the passwords in a .netrc, so `_find_proxy` reads the proxies.
-        async with aiohttp.ClientSession(timeout=limit, trust_env=False) as session:
+        async with (
+            PROCESS_FENCE.limit(method, TIMEOUT_SECONDS) as timeout_seconds,
+            aiohttp.ClientSession(trust_env=False) as session,
+        ):
             # NB: aiohttp would repeat a DELETE whose response was lost, although the server may have carried it out.
             session._retry_connection = False  # noqa: SLF001
             async with session.request(
@@ -180,8 +188,10 @@ async def _exchange(
                 finally:
                     _abort_connection(response)
         return
+    except NotLeaderError as error:
+        raise FencedError(str(error)) from None
     except TimeoutError:
-        raise ResponseTimeoutError(f"no response within {TIMEOUT_SECONDS:g} s") from None
+        raise ResponseTimeoutError(f"no response within {round(timeout_seconds, 1):g} s") from None
     except aiohttp.ClientSSLError:
         why = "its certificate is not trusted"
     except aiohttp.ClientConnectionError:

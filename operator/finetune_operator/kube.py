@@ -14,6 +14,7 @@ from kubernetes.aio import client, config
 
 from finetune_crds.base import GROUP, VERSION, Json
 from finetune_operator import names
+from finetune_operator.fence import PROCESS_FENCE, READING_METHODS, Fence, NotLeaderError
 
 _TIMEOUT_SECONDS = 30
 _MAX_RETRY_AFTER_SECONDS = 60
@@ -70,9 +71,16 @@ class Listing(NamedTuple):
 
 
 class Kube:
-    """A client for one API server. Use it as an asynchronous context manager."""
+    """A client for one API server. Use it as an asynchronous context manager.
 
-    def __init__(self) -> None:
+    Args:
+        fence: what requests that write pass through.
+        timeout_seconds: the longest duration of a request.
+    """
+
+    def __init__(self, fence: Fence = PROCESS_FENCE, timeout_seconds: float = _TIMEOUT_SECONDS) -> None:
+        self._fence = fence
+        self._timeout_seconds = timeout_seconds
         self._api: client.ApiClient | None = None
 
     async def __aenter__(self) -> Self:
@@ -175,15 +183,19 @@ class Kube:
             raise RuntimeError("Kube is used outside of `async with`")
         headers: dict[str, Any] = {"Accept": accepted_type, "Content-Type": content_type}
         await self._api.update_params_for_auth(headers, [], ["BearerToken"], target, method, body)
-        url = self._api.configuration.host + target + (f"?{urlencode(query)}" if query else "")
         try:
-            response = await self._api.rest_client.request(
-                method, url, headers=headers, body=body, _request_timeout=_TIMEOUT_SECONDS
-            )
-            text = await response.read()
+            async with self._fence.limit(method, self._timeout_seconds) as timeout_seconds:
+                if method not in READING_METHODS:
+                    # The API server ends the request too, so that it does not carry out the write later.
+                    query = {**(query or {}), "timeout": f"{timeout_seconds:.3f}s"}
+                url = self._api.configuration.host + target + (f"?{urlencode(query)}" if query else "")
+                response = await self._api.rest_client.request(method, url, headers=headers, body=body)
+                text = await response.read()
+        except NotLeaderError as error:
+            raise KubeError(0, str(error)) from error
         except TimeoutError as error:
             raise KubeError(
-                0, f"the API server cannot be reached: no response within {_TIMEOUT_SECONDS} s"
+                0, f"the API server cannot be reached: no response within {round(timeout_seconds, 1):g} s"
             ) from error
         except (aiohttp.ClientError, OSError) as error:
             raise KubeError(

@@ -13,6 +13,7 @@ import yaml
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from finetune_operator.fence import Fence
 from finetune_operator.kube import Kube, KubeError, build_path
 
 Json = dict[str, Any]
@@ -117,7 +118,12 @@ async def test_what_is_created_has_no_unknown_fields(
     assert await kube.create(body, dry_run=dry_run) == body
     request = server.asked[0]
     assert (request["method"], request["path"], request["body"]) == ("POST", build_path("Job", "team"), body)
-    assert request["query"] == {"fieldManager": "finetune-operator", "fieldValidation": "Strict", **more}
+    assert request["query"] == {
+        "fieldManager": "finetune-operator",
+        "fieldValidation": "Strict",
+        "timeout": "30.000s",
+        **more,
+    }
 
 
 async def test_apply_takes_the_fields_over(kube: Kube, server: Server) -> None:
@@ -129,7 +135,7 @@ async def test_apply_takes_the_fields_over(kube: Kube, server: Server) -> None:
         "PATCH",
         build_path("FineTuneJob", "team", "tune", "status"),
     )
-    assert request["query"] == {"fieldManager": "finetune-operator", "force": "true"}
+    assert request["query"] == {"fieldManager": "finetune-operator", "force": "true", "timeout": "30.000s"}
     assert (request["type"], request["body"]) == ("application/apply-patch+yaml", body)
 
 
@@ -216,7 +222,7 @@ async def test_an_api_server_that_is_away_has_no_status(kube: Kube, server: Serv
 async def test_an_api_server_that_does_not_answer_is_said_to_be_late(
     kube: Kube, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("finetune_operator.kube._TIMEOUT_SECONDS", 0.2)
+    monkeypatch.setattr(kube, "_timeout_seconds", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         assert kube._api is not None
         kube._api.configuration.host = f"http://127.0.0.1:{silent.getsockname()[1]}"
@@ -231,3 +237,33 @@ async def test_an_api_server_that_does_not_answer_is_said_to_be_late(
 async def test_it_is_used_inside_of_its_context() -> None:
     with pytest.raises(RuntimeError, match="outside of `async with`"):
         await Kube().get("Pod", "team", "a")
+
+
+async def test_a_write_does_not_leave_a_replica_that_does_not_lead(kube: Kube, server: Server) -> None:
+    kube._fence = Fence()
+    kube._fence.close()
+    body = {"kind": "Job", "metadata": {"namespace": "team", "name": "tune"}}
+    for write in (
+        kube.create(body),
+        kube.apply(body),
+        kube.delete("Job", "team", "tune", "uid-1"),
+    ):
+        with pytest.raises(KubeError) as raised:
+            await write
+        assert (raised.value.status, str(raised.value)) == (
+            0,
+            "this replica of the operator no longer holds its Lease, so the request was not sent",
+        )
+    server.answers = [(200, body)]
+    assert await kube.get("Job", "team", "tune") == body
+    assert [request["method"] for request in server.asked] == ["GET"]
+
+
+async def test_the_api_server_ends_a_write_before_the_fence_closes(kube: Kube, server: Server) -> None:
+    kube._fence = Fence(lambda: 100.0)
+    kube._fence.open_until(107.25)
+    body = {"kind": "Job", "metadata": {"namespace": "team", "name": "tune"}}
+    server.answers = [(201, body), (200, body)]
+    await kube.create(body)
+    await kube.get("Job", "team", "tune")
+    assert [request["query"].get("timeout") for request in server.asked] == ["7.250s", None]

@@ -1,0 +1,100 @@
+"""The fence: requests that write leave this process only while its replica holds the Lease of the operator.
+
+Every request of the operator leaves through `kube` or `bounded`, and both pass requests that write through the fence. A process that
+was paused beyond its Lease therefore writes nothing when it continues, whatever it was about to do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+# A write that gets less time than this would fail without a known result.
+_MIN_WRITE_SECONDS = 0.5
+READING_METHODS = ("GET", "HEAD")
+
+
+def seconds_since_boot() -> float:
+    """A clock that nobody sets, and that also counts the time for which the machine was suspended."""
+    return time.clock_gettime(_CLOCK)
+
+
+class NotLeaderError(Exception):
+    """A request that writes was not sent, because this replica does not hold the Lease of the operator."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "this replica of the operator no longer holds its Lease, so the request was not sent"
+        )
+
+
+class Fence:
+    """Lets requests that write pass until a time. It is open until `close` or `open_until` is called."""
+
+    def __init__(self, clock: Callable[[], float] = seconds_since_boot) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._end = math.inf
+        self._writes = 0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether requests that write pass now."""
+        return self._clock() < self._end
+
+    @property
+    def writes(self) -> int:
+        """The number of requests that write and have no complete response yet."""
+        return self._writes
+
+    def open_until(self, end: float) -> None:
+        """Let requests that write pass, and end them at a time of the fence's clock."""
+        with self._lock:
+            self._end = end
+
+    def close(self) -> None:
+        """Refuse every further request that writes."""
+        self.open_until(-math.inf)
+
+    @asynccontextmanager
+    async def limit(self, method: str, timeout_seconds: float) -> AsyncIterator[float]:
+        """A context for one request, which ends at a timeout. It yields the timeout: a request that writes ends before the fence closes.
+
+        Args:
+            timeout_seconds: timeout of a request that the fence does not limit.
+
+        Raises:
+            NotLeaderError: the request writes, and the fence is closed or about to close.
+            TimeoutError: the request did not end in time.
+        """
+        # NB: read before the check, so that a process that is paused after the check finds the timeout expired when it continues.
+        started = asyncio.get_running_loop().time()
+        if method in READING_METHODS:
+            async with asyncio.timeout_at(started + timeout_seconds):
+                yield timeout_seconds
+            return
+        timeout_seconds = min(timeout_seconds, self._begin_write())
+        try:
+            async with asyncio.timeout_at(started + timeout_seconds):
+                yield timeout_seconds
+        finally:
+            with self._lock:
+                self._writes -= 1
+
+    def _begin_write(self) -> float:
+        """Count a write, and return the seconds until the fence closes."""
+        with self._lock:
+            remaining_seconds = self._end - self._clock()
+            if remaining_seconds < _MIN_WRITE_SECONDS:
+                raise NotLeaderError
+            self._writes += 1
+        return remaining_seconds
+
+
+PROCESS_FENCE = Fence()
+"""The fence of this process. NB: not injected, so that no client can be created without it."""

@@ -1,0 +1,109 @@
+"""Requests that write pass the fence only while this process holds the Lease."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from finetune_operator import bounded
+from finetune_operator.fence import READING_METHODS, Fence, NotLeaderError
+from support.http_server import Answer, Request, serving
+
+
+class Clock:
+    """Seconds that the test sets."""
+
+    def __init__(self) -> None:
+        self.seconds = 100.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+# When the fence closes, as it is told in turn (None: at once); the method; the timeout of the request, None if it is refused.
+CASES: dict[str, tuple[list[float | None], str, float | None]] = {
+    "without an election": ([], "POST", 30),
+    "long before the end": ([200], "POST", 30),
+    "shortly before the end": ([108], "PATCH", 8),
+    "at the end": ([100.4], "DELETE", None),
+    "after the end": ([50], "PUT", None),
+    "closed": ([None], "POST", None),
+    "closed, for a request that reads": ([None], "GET", 30),
+    "open again": ([None, 109], "POST", 9),
+}
+
+
+@pytest.mark.parametrize(("ends", "method", "timeout_seconds"), CASES.values(), ids=CASES)
+async def test_a_write_ends_before_the_fence_closes(
+    ends: list[float | None], method: str, timeout_seconds: float | None
+) -> None:
+    fence = Fence(Clock())
+    for end in ends:
+        if end is None:
+            fence.close()
+        else:
+            fence.open_until(end)
+    if timeout_seconds is None:
+        with pytest.raises(NotLeaderError, match="no longer holds its Lease, so the request was not sent"):
+            await fence.limit(method, 30).__aenter__()
+    else:
+        async with fence.limit(method, 30) as seconds:
+            assert seconds == timeout_seconds
+            assert fence.writes == (method != "GET")
+    assert fence.writes == 0
+
+
+async def test_a_write_that_was_paused_after_the_check_is_not_sent() -> None:
+    """A timer of the event loop ends it, before the loop goes on with what the write waited for."""
+    fence = Fence(Clock())
+    fence.open_until(100.6)
+    loop = asyncio.get_running_loop()
+    connected = loop.create_future()
+    sent = False
+
+    async def write() -> None:
+        nonlocal sent
+        async with fence.limit("POST", 30):
+            paused_until = loop.time() + 0.7
+            while loop.time() < paused_until:
+                pass
+            loop.call_soon(connected.set_result, None)
+            await connected
+            sent = True
+
+    with pytest.raises(TimeoutError):
+        await write()
+    assert (connected.done(), sent, fence.writes) == (True, False, 0)
+
+
+def test_the_fence_closes_by_itself() -> None:
+    clock = Clock()
+    fence = Fence(clock)
+    fence.open_until(108)
+    assert fence.is_open
+    clock.seconds = 108.0
+    assert not fence.is_open
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"])
+async def test_the_client_of_other_servers_passes_the_fence(
+    monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    fence = Fence()
+    fence.close()
+    monkeypatch.setattr(bounded, "PROCESS_FENCE", fence)
+    seen: list[str] = []
+
+    def answer(request: Request) -> Answer:
+        seen.append(request.method)
+        return Answer(200)
+
+    with serving(answer) as uri:
+        request = bounded.request(method, uri, headers={}, max_bytes=1000)
+        if method in READING_METHODS:
+            await request
+        else:
+            with pytest.raises(bounded.FencedError, match="no longer holds its Lease"):
+                await request
+    assert seen == ([method] if method in READING_METHODS else [])
