@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import socket
 import sys
 import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 
 import kopf
 import prometheus_client
@@ -17,16 +19,25 @@ import prometheus_client
 from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason
 from finetune_operator import metrics
+from finetune_operator.controller.election import (
+    Election,
+    LeaseLostError,
+    build_identity,
+    request_timeout,
+)
 from finetune_operator.controller.health import Health, serve_probes
+from finetune_operator.controller.leases import Leases
 from finetune_operator.controller.resync import Resync
 from finetune_operator.controller.store import Store
 from finetune_operator.controller.watches import Handlers, build_registry
 from finetune_operator.controller.workqueue import Queues, WorkQueue, work
 from finetune_operator.errors import ExternalError
+from finetune_operator.fence import PROCESS_FENCE, Fence, seconds_since_boot
 from finetune_operator.finetunejob import children
 from finetune_operator.finetunejob import enqueue as finetunejob_events
 from finetune_operator.finetunejob.abandoned_runs import AbandonedRuns
 from finetune_operator.finetunejob.apply import FineTuneJobApplier
+from finetune_operator.finetunejob.model import FineTuneJob
 from finetune_operator.finetunejob.observe.background_reads import ReadPace
 from finetune_operator.finetunejob.observe.namespaces import NamespaceReader
 from finetune_operator.finetunejob.observe.observer import FineTuneJobObserver, read_finetunejob
@@ -43,17 +54,23 @@ log = logging.getLogger("finetune_operator")
 
 # NB: kopf's own text format cuts the names of loggers at 20 characters.
 _TEXT_LOG_FORMAT = "[%(asctime)s] %(name)s [%(levelname)s] %(message)s"
+# How long the passes in progress may take before another replica leads.
+_STOP_SECONDS = 2.0
 
 
 def main() -> int:
-    """Run until stopped; the exit code is 64 when the configuration is wrong."""
+    """Run until stopped; the exit code is 64 when the configuration is wrong, and 1 when another replica may lead."""
     try:
         settings = Settings.from_command_line(sys.argv[1:])
     except SettingsError as error:
         print(f"finetune-operator: {error}", file=sys.stderr)
         return 64
     configure_logging(settings)
-    asyncio.run(run(settings))
+    try:
+        asyncio.run(run(settings))
+    except LeaseLostError as error:
+        log.error("%s", error)  # noqa: TRY400 - the message says it all
+        return 1
     return 0
 
 
@@ -61,14 +78,16 @@ async def run(settings: Settings) -> None:
     """Run until SIGTERM, or until a part of the operator fails.
 
     Raises:
+        LeaseLostError: another replica may lead.
         Exception: the error of the part that failed.
     """
-    async with Kube() as kube:
+    # NB: the Lease has a client of its own: its requests must neither pass the fence nor wait behind others.
+    async with Kube() as kube, Kube(Fence(), request_timeout(settings.lease_seconds)) as lease_kube:
         # NB: a request to MLflow or Databricks blocks its thread. A slow server must not delay other workers, so each worker of each
         # kind has a thread.
         threads = 2 * settings.workers
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(threads, "client"))
-        operator = Operator.of(kube, settings)
+        operator = Operator.of(kube, lease_kube, settings)
         _measure(operator.queues)
         if settings.metrics_port:
             prometheus_client.start_http_server(settings.metrics_port)
@@ -83,23 +102,33 @@ class Operator:
     settings: Settings
     store: Store
     queues: Queues
+    election: Election
     health: Health
     resync: Resync
     observer: FineTuneJobObserver
     finetunejobs: FineTuneJobReconciler
     promotions: ModelPromotionReconciler
     abandoned_runs: AbandonedRuns
+    terminated: asyncio.Event = field(default_factory=asyncio.Event)
 
     @classmethod
-    def of(cls, kube: Kube, settings: Settings) -> Operator:
-        """Create the parts and connect them."""
+    def of(cls, kube: Kube, lease_kube: Kube, settings: Settings) -> Operator:
+        """Create the parts and connect them.
+
+        Args:
+            lease_kube: the client for the Lease of the leader alone.
+        """
         store = Store(children.find_owner, children.recorded_jobs)
-        queues = Queues(WorkQueue(clock=time.monotonic), WorkQueue(clock=time.monotonic))
-        health = Health(queues, settings.resync_seconds)
+        queues = Queues(
+            WorkQueue(clock=time.monotonic, is_open=False), WorkQueue(clock=time.monotonic, is_open=False)
+        )
+        process = uuid.uuid4().hex[:8]
+        election = _create_election(lease_kube, settings, process)
+        health = Health(queues, settings.resync_seconds, election.why_unready)
         observer = FineTuneJobObserver(
             kube, store, settings, ReadPace.of(settings, time.monotonic, queues.finetunejobs.add)
         )
-        writer = AliasWriter(kube, settings, identity=f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}")
+        writer = AliasWriter(kube, settings, identity=f"{socket.gethostname()}-{process}")
         namespaces = NamespaceReader(kube, time.monotonic)
         applier = FineTuneJobApplier(
             kube, store, observer.poller, observer.preparations, observer.leases, writer, namespaces
@@ -109,6 +138,7 @@ class Operator:
             settings=settings,
             store=store,
             queues=queues,
+            election=election,
             health=health,
             resync=Resync(kube, store, queues, settings, health),
             observer=observer,
@@ -118,26 +148,44 @@ class Operator:
         )
 
     async def run(self) -> None:
-        """Watch, resync and work; the first part that ends stops the others."""
+        """Watch and resync; as the leader, work too. The first part that ends stops the others."""
         async with serve_probes(self.health, self.settings.liveness):
             await self._run_parts()
 
     async def _run_parts(self) -> None:
-        """Run the watches, the resync and the workers until one of them ends, and then stop the others."""
-        stop = asyncio.Event()
-        watching = asyncio.create_task(self._watch(stop))
-        parts = {watching, asyncio.create_task(self.resync.run()), asyncio.create_task(self._work())}
-        # kopf handles SIGTERM and returns; any other part that ends has failed.
+        """Run the watches, the resync, the election and the workers until one of them ends, and then stop the others."""
+        stop_watching = asyncio.Event()
+        watching = asyncio.create_task(self._watch(stop_watching))
+        parts = {
+            watching,
+            asyncio.create_task(self.resync.run()),
+            asyncio.create_task(self.election.run()),
+            asyncio.create_task(self._work()),
+            asyncio.create_task(self.terminated.wait()),
+        }
+        # The parts run until SIGTERM; any other part that ends has failed.
         ended, running = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
-        stop.set()
+        await self._finish_passes()
+        # NB: kopf would wait five seconds for tasks that were created after it, such as the workers.
         for part in running - {watching}:
             part.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        await asyncio.gather(*running - {watching}, return_exceptions=True)
+        await self.election.resign()
+        stop_watching.set()
+        await asyncio.gather(watching, return_exceptions=True)
         for part in ended:
             part.result()
 
+    async def _finish_passes(self) -> None:
+        """Start no more passes, and wait a moment for the passes in progress."""
+        self.queues.close()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_STOP_SECONDS):
+                await self.queues.wait_until_idle()
+
     async def _watch(self, stop: asyncio.Event) -> None:
-        await kopf.operator(
+        before = asyncio.all_tasks()
+        tasks = await kopf.spawn_tasks(
             registry=build_registry(Handlers(self._finetunejob, self._modelpromotion, self._child)),
             standalone=True,
             # NB: kopf's default is the user's name, and the uid of a pod may have no name.
@@ -146,10 +194,17 @@ class Operator:
             namespaces=list(self.settings.namespaces),
             stop_flag=stop,
         )
+        # In place of kopf's own handler: the Lease is released before the watches end.
+        for name in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(name, self.terminated.set)
+        await kopf.run_tasks(tasks, ignored=before)
 
     async def _work(self) -> None:
-        """Start the workers once the store is complete."""
-        await self.resync.first_done.wait()
+        """Start the workers when this replica is the leader and its store is complete."""
+        await self.election.won.wait()
+        await self.resync.wait_until_fresh()
+        self.queues.open()
+        self.resync.queue_all()
         async with asyncio.TaskGroup() as group:
             group.create_task(self.abandoned_runs.run())
             for _ in range(self.settings.workers):
@@ -162,13 +217,25 @@ class Operator:
         finetunejob_events.on_event(self.store, self.queues.finetunejobs, kind, body)
         promotion_events.on_finetunejob(self.store, self.queues.promotions, meta["namespace"], meta["name"])
         if kind == "DELETED":
-            await _close_run_of_deleted(self.observer, body)
+            await self._forget_deleted(body)
+
+    async def _forget_deleted(self, body: Json) -> None:
+        ftj = read_finetunejob(body, self.settings.defaults)
+        self.observer.forget(ftj)
+        if self.election.won.is_set():
+            await _close_run_of_deleted(self.observer, ftj)
 
     async def _modelpromotion(self, kind: str | None, body: Json) -> None:
         promotion_events.on_event(self.store, self.queues.promotions, kind, body)
 
     async def _child(self, child: str, kind: str | None, body: Json) -> None:
         finetunejob_events.on_child(self.store, self.queues.finetunejobs, child, kind, body)
+
+
+def _create_election(kube: Kube, settings: Settings, process: str) -> Election:
+    identity = build_identity(settings.replica or socket.gethostname(), process)
+    leases = Leases(kube, settings.namespace, identity, settings.lease_seconds, seconds_since_boot)
+    return Election(leases, settings.lease_name, settings.replica, PROCESS_FENCE)
 
 
 def _promotions(
@@ -190,12 +257,11 @@ def _measure(queues: Queues) -> None:
     for kind, queue in (("FineTuneJob", queues.finetunejobs), ("ModelPromotion", queues.promotions)):
         metrics.queue_depth.labels(kind).set_function(lambda queue=queue: len(queue))  # type: ignore[misc]
         metrics.queue_oldest_seconds.labels(kind).set_function(queue.oldest_age_seconds)
+    metrics.is_leader.set_function(lambda: float(PROCESS_FENCE.is_open))
 
 
-async def _close_run_of_deleted(observer: FineTuneJobObserver, body: Json) -> None:
+async def _close_run_of_deleted(observer: FineTuneJobObserver, ftj: FineTuneJob) -> None:
     """Close the MLflow run of a job that was deleted before its end. If MLflow cannot be reached, `AbandonedRuns` closes it later."""
-    ftj = read_finetunejob(body, observer.settings.defaults)
-    observer.forget(ftj)
     run_id = ftj.status.run_id
     if run_id is None or any(item.reason == ConditionReason.RUN_FINISHED for item in ftj.status.conditions):
         return

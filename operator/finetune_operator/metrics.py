@@ -15,3 +15,4 @@ promotions = Gauge("finetune_promotions", "ModelPromotions by phase", ["phase"])
 promotions_ready = Gauge(
     "finetune_promotions_ready", "ModelPromotions by their condition Ready", ["status", "reason"]
 )
+is_leader = Gauge("finetune_operator_is_leader", "1 if this replica of the operator leads, 0 if it stands by")

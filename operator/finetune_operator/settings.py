@@ -41,6 +41,9 @@ class Settings:
         tracking_public_url: URL of the default MLflow server for a browser; empty for `tracking_uri`.
         dashboard_url: URL of a job's dashboard, with {namespace}, {name} and {runId}; empty for none.
         namespace: the operator's own namespace, where it keeps its Leases.
+        lease_name: the Lease that one of the operator's replicas holds, which leads.
+        lease_seconds: duration of this Lease: another replica leads so long after the leader was last heard of.
+        replica: name of this replica, which the process keeps when it is restarted, and no other replica has; empty for none.
         databricks_host: Databricks workspace for resources that name no Secret; empty for none.
         databricks_client_id: service principal of the operator's login to this workspace; empty for account-wide federation.
         databricks_token_audience: audience of the service-account tokens that pods of jobs use to log in to this workspace.
@@ -69,6 +72,9 @@ class Settings:
     tracking_public_url: str = ""
     dashboard_url: str = ""
     namespace: str = "default"
+    lease_name: str = "finetune-operator"
+    lease_seconds: int = 10
+    replica: str = ""
     databricks_host: str = ""
     databricks_client_id: str = ""
     databricks_token_audience: str = ""
@@ -152,6 +158,8 @@ def _variable_name(name: str) -> str:
 
 _WITH_PASSWORD = re.compile(r"https?://[^/@]*:[^/@]*@", re.IGNORECASE)
 _MAY_BE_ZERO = ("FINETUNE_METRICS_PORT", "FINETUNE_POD_USER")
+# A shorter Lease leaves no time for a renewal that is late.
+_MIN_LEASE_SECONDS = 3
 _PULL_POLICIES = ("Always", "IfNotPresent", "Never")
 _CHOICES = {
     "FINETUNE_PREP_PULL_POLICY": _PULL_POLICIES,
@@ -212,4 +220,6 @@ def _parse(variable: str, text: str, default: object) -> object:
         raise SettingsError(f"{variable}={text} is not a number")
     if value <= 0 and not (value == 0 and variable in _MAY_BE_ZERO):
         raise SettingsError(f"{variable}={text} must be above 0")
+    if variable == "FINETUNE_LEASE_SECONDS" and value < _MIN_LEASE_SECONDS:
+        raise SettingsError(f"{variable}={text} must be at least {_MIN_LEASE_SECONDS}")
     return value

@@ -81,6 +81,8 @@ class Installation:
         # NB: a tag of digits alone would be taken for a number.
         strings = [value for path, image in images.items() for value in Reference.of(image).values(path)]
         settings = [
+            # One machine runs the whole cluster: a second replica would survive nothing more.
+            "replicas=1",
             "mlflow.enabled=true",
             "mlflow.artifactsDestination=s3://finetune/mlflow",
             "mlflow.envFromSecret=s3-credentials",

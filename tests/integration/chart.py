@@ -57,7 +57,7 @@ def environment(*values: str) -> dict[str, str]:
 
 def environment_of(deployment: Json, namespace: str) -> dict[str, str]:
     """The environment of a Deployment's only container, in a pod in `namespace`."""
-    fields = {"metadata.namespace": namespace}
+    fields = {"metadata.namespace": namespace, "metadata.name": "finetune-operator-pod"}
     return {
         variable["name"]: fields[variable["valueFrom"]["fieldRef"]["fieldPath"]]
         if "valueFrom" in variable

@@ -42,6 +42,7 @@ VARIANTS = {
         "spark.serviceAccount.annotations.a=b",
     ),
     "with Argo CD": ("argocd.healthConfigMap.enabled=true", "argocd.healthConfigMap.labels.team=ml"),
+    "one replica": ("replicas=1",),
     "without CRDs": ("crds.enabled=false", "rbac.aggregate=false", "metrics.service=false"),
 }
 
@@ -249,6 +250,8 @@ def test_environment_is_what_the_operator_reads() -> None:
         prep_image="finetune-prep:0.1.0",
         trainer_image="finetune-trainer:0.1.0",
         namespace="fs",
+        lease_name="finetune-operator",
+        replica="finetune-operator-pod",
         tracking_uri="http://finetune-operator-mlflow.fs.svc:5000",
         tracking_public_url="http://finetune-operator-mlflow.fs.svc:5000",
     )
@@ -296,7 +299,8 @@ def test_mlflow_answers_to_every_name_of_its_service_and_to_no_other() -> None:
 
 
 REFUSED = {
-    "replicas": ("replicas=2", "additional properties 'replicas' not allowed"),
+    "no number of replicas": ("replicas=two", "/replicas"),
+    "a Lease that is too short": ("leaseSeconds=2", "/leaseSeconds"),
     "a slip of the pen": ("image.opertor=x", "additional properties 'opertor' not allowed"),
     "an image as one word, as it was": ("image.operator=a/b:1", "/image/operator"),
     "a pull policy of all images, as it was": (

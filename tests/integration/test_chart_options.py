@@ -83,6 +83,58 @@ def test_extras_are_added_to_what_the_operator_has() -> None:
     assert more["volumes"] == [*plain["volumes"], {"name": "more", "emptyDir": {"sizeLimit": "1Mi"}}]
 
 
+def test_two_replicas_on_different_nodes_of_which_a_drain_leaves_one() -> None:
+    chart_objects = objects()
+    deployment = chart_objects["Deployment", "finetune-operator"]["spec"]
+    selector = deployment["selector"]
+    assert deployment["replicas"] == 2
+    assert deployment["strategy"] == {
+        "type": "RollingUpdate",
+        "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0},
+    }
+    assert chart_objects["PodDisruptionBudget", "finetune-operator"]["spec"] == {
+        "maxUnavailable": 1,
+        "unhealthyPodEvictionPolicy": "AlwaysAllow",
+        "selector": selector,
+    }
+    on_other_nodes = {"topologyKey": "kubernetes.io/hostname", "labelSelector": selector}
+    over_zones = {
+        "maxSkew": 1,
+        "topologyKey": "topology.kubernetes.io/zone",
+        "whenUnsatisfiable": "ScheduleAnyway",
+        "labelSelector": selector,
+    }
+    assert pod()["affinity"] == {
+        "podAntiAffinity": {
+            "preferredDuringSchedulingIgnoredDuringExecution": [
+                {"weight": 100, "podAffinityTerm": on_other_nodes}
+            ]
+        }
+    }
+    assert pod()["topologySpreadConstraints"] == [over_zones]
+
+
+def test_one_replica_can_be_drained() -> None:
+    chart_objects = objects("replicas=1")
+    assert chart_objects["Deployment", "finetune-operator"]["spec"]["replicas"] == 1
+    assert ("PodDisruptionBudget", "finetune-operator") not in chart_objects
+
+
+def test_places_of_ones_own_replace_those_of_the_chart() -> None:
+    values = (
+        "affinity.nodeAffinity.preferredDuringSchedulingIgnoredDuringExecution[0].weight=1",
+        "topologySpreadConstraints[0].topologyKey=rack",
+    )
+    assert list(pod(*values)["affinity"]) == ["nodeAffinity"]
+    assert pod(*values)["topologySpreadConstraints"] == [{"topologyKey": "rack"}]
+
+
+def test_the_lease_has_the_name_of_the_release_and_the_replica_that_of_its_pod() -> None:
+    variables = environment("leaseSeconds=30")
+    names = ("FINETUNE_LEASE_NAME", "FINETUNE_LEASE_SECONDS", "FINETUNE_REPLICA")
+    assert [variables[name] for name in names] == ["finetune-operator", "30", "finetune-operator-pod"]
+
+
 CERTIFICATES = {
     "a ConfigMap": ("caBundle.configMap=authorities", {"configMap": {"name": "authorities"}}),
     "a Secret": ("caBundle.secret=authorities", {"secret": {"secretName": "authorities"}}),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -52,7 +53,13 @@ def run_forked() -> int:
 
 
 def _environment(kubeconfig: Path, more: Mapping[str, str]) -> dict[str, str]:
+    # NB: the operators of tests share a namespace. A process that is started again takes its Lease back at once.
+    name = f"operator-{uuid.uuid4().hex[:8]}"
     return {
+        "FINETUNE_LEASE_NAME": name,
+        "FINETUNE_REPLICA": name,
+        # A busy machine may let a process wait for longer than the Lease of an operator lasts.
+        "FINETUNE_LEASE_SECONDS": "60",
         "KUBECONFIG": str(kubeconfig),
         "FINETUNE_LIVENESS": f"http://127.0.0.1:{free_port()}/healthz",
         "FINETUNE_METRICS_PORT": str(free_port()),

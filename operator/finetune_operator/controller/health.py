@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -11,8 +11,9 @@ from urllib.parse import urlsplit
 from aiohttp import web
 
 from finetune_operator.controller.workqueue import Queues
+from finetune_operator.fence import seconds_since_boot
 
-# If a resync is late by more than this, the event loop or the connection to the API server is stuck.
+# If a resync is late by more than this, the event loop is stuck, or requests do not end.
 _STUCK_SECONDS = 300.0
 # If a resource waits longer than this for a worker, the operator does not keep up.
 _LATE_SECONDS = 300.0
@@ -26,29 +27,46 @@ class Health:
     """The times at which the operator last made progress.
 
     Attributes:
-        last_resync: monotonic seconds of the last complete list of all resources.
+        why_not_electable: returns why this replica could not become the leader, or None.
+        last_list: when all resources were last listed; None before the first list.
+        last_attempt: when a list last ended, complete or not.
     """
 
     queues: Queues
     resync_seconds: float
-    last_resync: float = field(default_factory=time.monotonic)
+    why_not_electable: Check = lambda: None
+    clock: Callable[[], float] = seconds_since_boot
+    last_list: float | None = None
+    last_attempt: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.last_attempt = self.clock()
+
+    def list_age_seconds(self) -> float:
+        """How long ago all resources were listed; infinity before the first list."""
+        return math.inf if self.last_list is None else self.clock() - self.last_list
 
     def why_stuck(self) -> str | None:
         """Return the reason why the process must be restarted; None while it works.
 
-        NB: the age of the queue is ignored: workers that wait for a slow MLflow would wait for it after a restart too.
+        NB: what a restart does not change is ignored: an API server that is away, and workers that wait for a slow MLflow.
         """
-        seconds = time.monotonic() - self.last_resync
+        seconds = self.clock() - self.last_attempt
         if seconds > self.resync_seconds + _STUCK_SECONDS:
-            return f"the last resync was {seconds:.0f} s ago"
+            return f"the last resync ended {seconds:.0f} s ago"
         return None
 
-    def why_late(self) -> str | None:
-        """Return the reason why resources wait; None while the operator keeps up."""
+    def why_unready(self) -> str | None:
+        """Return the reason why this replica does not keep up or could not take over; None if it is ready."""
+        if self.last_list is None:
+            return "the objects have not been listed yet"
+        seconds = self.list_age_seconds()
+        if seconds > self.resync_seconds + _STUCK_SECONDS:
+            return f"the last complete resync was {seconds:.0f} s ago"
         age = self.queues.oldest_age_seconds()
         if age > _LATE_SECONDS:
             return f"a resource has waited {age:.0f} s for a worker"
-        return self.why_stuck()
+        return self.why_not_electable()
 
 
 @asynccontextmanager
@@ -64,7 +82,7 @@ async def serve_probes(health: Health, address: str) -> AsyncIterator[None]:
     parts = urlsplit(address)
     application = web.Application()
     application.router.add_get(parts.path or "/", _build_handler(health.why_stuck))
-    application.router.add_get(READINESS_PATH, _build_handler(health.why_late))
+    application.router.add_get(READINESS_PATH, _build_handler(health.why_unready))
     runner = web.AppRunner(application, access_log=None, handle_signals=False, shutdown_timeout=1)
     await runner.setup()
     try:

@@ -57,17 +57,24 @@ class Leases:
             LeaseBusy: another replica holds it.
             KubeError: the API server refused, or could not be reached.
         """
-        # NB: the duration starts before the request, so that the Lease expires here no later than for other replicas.
-        until = self.clock() + self.seconds
         body = self._body(name, about)
-        try:
-            lease = HeldLease(await self.kube.create(body), until)
-        except KubeError as error:
-            if error.status != 409:
-                raise
-            lease = await self._take_over(body)
+        # A Lease that another replica held a moment ago probably exists.
+        lease = None if name in self._observed else await self._create(body)
+        lease = lease or await self._take_over(body)
         self._observed.pop(name, None)
         return lease
+
+    async def recover(self, name: str, about: str, holder: str) -> HeldLease | None:
+        """Renew the Lease if its holder's identity begins with `holder`, and return it; otherwise None.
+
+        Raises:
+            LeaseBusy: another replica acquired it meanwhile.
+            KubeError: the API server refused, or could not be reached.
+        """
+        current = await self.kube.get("Lease", self.namespace, name)
+        if current is None or not _holder(current).startswith(holder):
+            return None
+        return await self._replace(current, self._body(name, about))
 
     async def renew(self, lease: HeldLease) -> HeldLease:
         """Renew the Lease for its full duration.
@@ -97,25 +104,37 @@ class Leases:
                 error,
             )
 
+    async def _create(self, body: Json) -> HeldLease | None:
+        """Create the Lease; None if it exists."""
+        # NB: the duration starts before the request, so that the Lease expires here no later than for other replicas.
+        until = self.clock() + self.seconds
+        try:
+            return HeldLease(await self.kube.create(body), until)
+        except KubeError as error:
+            if error.status != 409:
+                raise
+            return None
+
     async def _take_over(self, body: Json) -> HeldLease:
         """Replace the existing Lease if its holder has let it expire."""
         name = body["metadata"]["name"]
         current = await self.kube.get("Lease", self.namespace, name)
         if current is None:
-            self._observed.pop(name, None)
-            raise LeaseBusy(f"Lease {self.namespace}/{name} was just released")
+            lease = await self._create(body)
+            if lease is None:
+                raise LeaseBusy(f"Lease {self.namespace}/{name} was just acquired by another replica")
+            return lease
         state = (current["metadata"]["uid"], current["metadata"]["resourceVersion"])
         now = self.clock()
         before, since = self._observed.get(name, (None, now))
         if before != state:
             since = now
             self._observed[name] = (state, now)
-        spec = current.get("spec") or {}
-        holder = spec.get("holderIdentity")
+        seconds = (current.get("spec") or {}).get("leaseDurationSeconds") or 0
         # The holder may run with a longer duration than this replica.
-        if now - since < max(self.seconds, spec.get("leaseDurationSeconds") or 0):
-            raise LeaseBusy(f"Lease {self.namespace}/{name} is held by {holder}")
-        log.warning("took over Lease %s/%s, which %s let expire", self.namespace, name, holder)
+        if now - since < max(self.seconds, seconds):
+            raise LeaseBusy(f"Lease {self.namespace}/{name} is held by {_holder(current)}")
+        log.warning("took over Lease %s/%s, which %s let expire", self.namespace, name, _holder(current))
         return await self._replace(current, body)
 
     async def _replace(self, current: Json, body: Json) -> HeldLease:
@@ -151,3 +170,8 @@ class Leases:
                 "renewTime": now,
             },
         }
+
+
+def _holder(lease: Json) -> str:
+    """The identity of a Lease's holder; empty if it has none."""
+    return str((lease.get("spec") or {}).get("holderIdentity") or "")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -18,6 +17,9 @@ from finetune_operator.settings import Settings
 
 log = logging.getLogger(__name__)
 
+# A new leader works with a list of up to this age, in resync intervals, and with what its watches have delivered since.
+_MAX_AGE_INTERVALS = 2
+
 
 @dataclass
 class Resync:
@@ -28,8 +30,7 @@ class Resync:
     queues: Queues
     settings: Settings
     health: Health
-    first_done: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when all objects have been listed once."""
+    _listed: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self) -> None:
         """List periodically; retry while the API server is unavailable."""
@@ -38,10 +39,16 @@ class Resync:
                 await self.run_once()
             except KubeError as error:
                 log.warning("failed to list objects: %s; retrying", error)
+                self.health.last_attempt = self.health.clock()
                 await asyncio.sleep(max(min(5.0, self.settings.resync_seconds), error.retry_after_seconds))
                 continue
-            self.first_done.set()
             await asyncio.sleep(self.settings.resync_seconds)
+
+    async def wait_until_fresh(self) -> None:
+        """Wait for the first list, and for another list if this process was paused since the last one."""
+        while self.health.list_age_seconds() > _MAX_AGE_INTERVALS * self.settings.resync_seconds:
+            self._listed.clear()
+            await self._listed.wait()
 
     async def run_once(self) -> None:
         """Replace the store's content by what exists now, and put every resource on its queue."""
@@ -57,10 +64,16 @@ class Resync:
             # NB: the namespaces are listed one after the other, so the version of the oldest list counts: with a newer version, the
             # store would drop an object that was created after its namespace was listed.
             self.store.replace(kind, bodies, min(listing.version for listing in lists))
+        self.health.last_list = self.health.last_attempt = self.health.clock()
+        self._listed.set()
+        if self.queues.is_open:
+            self.queue_all()
+
+    def queue_all(self) -> None:
+        """Put every resource on its queue, and count the resources for the metrics."""
         for kind in RESOURCES:
             for namespace, name in self.store.of(kind):
                 self.queues.of(kind).add(f"{namespace}/{name}")
-        self.health.last_resync = time.monotonic()
         self._publish_metrics()
 
     def _publish_metrics(self) -> None:

@@ -19,9 +19,13 @@ class WorkQueue:
 
     A key that is added while a worker handles it is handled once more afterwards: no event is missed, and two workers
     never handle the same key at once.
+
+    Attributes:
+        is_open: whether the queue accepts keys. The queue of a replica that stands by does not.
     """
 
     clock: Callable[[], float]
+    is_open: bool = True
     _ready: deque[str] = field(default_factory=deque)
     _queued: set[str] = field(default_factory=set)
     _busy: set[str] = field(default_factory=set)
@@ -32,9 +36,12 @@ class WorkQueue:
     _failures: dict[str, int] = field(default_factory=dict)
     _added_at: dict[str, float] = field(default_factory=dict)
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
+    _idle: asyncio.Event = field(default_factory=asyncio.Event)
 
     def add(self, key: str) -> None:
         """Handle a key as soon as a worker is free."""
+        if not self.is_open:
+            return
         if key in self._busy:
             self._readded.add(key)
         elif key not in self._queued:
@@ -45,6 +52,8 @@ class WorkQueue:
 
     def add_after(self, key: str, seconds: float) -> None:
         """Handle a key after a delay; if a key has several delays, the delay that ends first applies."""
+        if not self.is_open:
+            return
         due = self.clock() + seconds
         if due < self._due.get(key, float("inf")):
             self._due[key] = due
@@ -73,6 +82,18 @@ class WorkQueue:
         """Cancel the delays of a key whose object no longer exists."""
         self._failures.pop(key, None)
         self._due.pop(key, None)
+
+    def close(self) -> None:
+        """Accept no more keys, and drop those that wait. Workers complete the keys that they have taken."""
+        self.is_open = False
+        for waiting in (self._ready, self._queued, self._readded, self._delayed, self._due, self._added_at):
+            waiting.clear()
+
+    async def wait_until_idle(self) -> None:
+        """Wait until no worker handles a key. Close the queue first."""
+        while self._busy:
+            self._idle.clear()
+            await self._idle.wait()
 
     def __len__(self) -> int:
         return len(self._ready)
@@ -103,6 +124,7 @@ class WorkQueue:
     def done(self, key: str) -> None:
         """Mark a key as no longer being handled."""
         self._busy.discard(key)
+        self._idle.set()
         if key in self._readded:
             self._readded.discard(key)
             self.add(key)
@@ -127,6 +149,25 @@ class Queues:
     def of(self, kind: str) -> WorkQueue:
         """The queue of a kind."""
         return self.promotions if kind == "ModelPromotion" else self.finetunejobs
+
+    def open(self) -> None:
+        """Let both queues accept keys."""
+        self.finetunejobs.is_open = self.promotions.is_open = True
+
+    def close(self) -> None:
+        """Let neither queue accept keys, and drop those that wait."""
+        self.finetunejobs.close()
+        self.promotions.close()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the queues accept keys."""
+        return self.finetunejobs.is_open
+
+    async def wait_until_idle(self) -> None:
+        """Wait until no worker handles a key of either queue. Close the queues first."""
+        await self.finetunejobs.wait_until_idle()
+        await self.promotions.wait_until_idle()
 
     def oldest_age_seconds(self) -> float:
         """The longest wait of a key of either queue for a worker, in seconds."""

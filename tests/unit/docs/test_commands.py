@@ -31,7 +31,7 @@ VALUES: Json = yaml.safe_load((ROOT / "charts/finetune-operator/values.yaml").re
 OURS = {
     name: kind for kind, model in KINDS.items() for name in (model.PLURAL, kind.lower(), *model.SHORT_NAMES)
 }
-OTHERS = {"secret", "namespace", "nodes", "pods", "events"}
+OTHERS = {"lease", "secret", "namespace", "nodes", "pods", "events"}
 VERBS = {
     "apply",
     "config",
@@ -45,6 +45,7 @@ VERBS = {
     "patch",
     "port-forward",
     "rollout",
+    "scale",
     "taint",
     "wait",
 }

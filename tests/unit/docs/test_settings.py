@@ -43,5 +43,8 @@ def test_settings_that_the_chart_sets() -> None:
 def test_metrics() -> None:
     ours = [item for item in vars(metrics).values() if isinstance(item, MetricWrapperBase)]
     names = {family.name: item._labelnames for item in ours for family in item.describe()}
-    told = {re.sub("_total$", "", name): tuple(labels.split(", ")) for name, labels, _ in rows("Metrics")}
+    told = {
+        re.sub("_total$", "", name): tuple(labels.split(", ") if labels else ())
+        for name, labels, _ in rows("Metrics")
+    }
     assert told == names

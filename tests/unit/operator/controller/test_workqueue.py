@@ -206,3 +206,21 @@ async def test_a_key_is_released_when_its_worker_is_stopped(queue: WorkQueue) ->
         await worker
     queue.add("a")
     assert await take_all(queue) == ["a"]
+
+
+async def test_a_closed_queue_drops_what_waits_and_ends_what_was_taken() -> None:
+    queue = WorkQueue(clock=lambda: 0.0)
+    for key in ("a", "b"):
+        queue.add(key)
+    assert await queue.take() == "a"
+    queue.add("a")
+    queue.add_after("c", 1)
+    queue.close()
+    queue.add("d")
+    queue.add_after("e", 1)
+    idle = asyncio.create_task(queue.wait_until_idle())
+    await asyncio.sleep(0)
+    assert (len(queue), queue.oldest_age_seconds(), idle.done()) == (0, 0.0, False)
+    queue.done("a")
+    await idle
+    assert len(queue) == 0

@@ -1,0 +1,179 @@
+"""Leader election: of the replicas of the operator, only the holder of one Lease reconciles and writes.
+
+The other replicas stand by: they watch and list, so that their caches are warm. A leader that cannot renew the Lease ends its process.
+A new leader never meets a write of the old one: the fence of the old leader closes before its Lease expires, and no write outlasts the
+fence.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+from finetune_operator.controller.leases import HeldLease, LeaseBusy, Leases
+from finetune_operator.fence import Fence
+from finetune_operator.kube import KubeError
+
+log = logging.getLogger(__name__)
+
+_ABOUT = "leader election of the operator"
+# Parts of the duration of the Lease. The margin is for a write that a server carries out after its sender has given up, and for clocks
+# that run at different speeds.
+_MARGIN = 0.2
+_RENEW_INTERVAL = 0.2
+_RETRY_INTERVAL = 0.1
+_REQUEST_TIMEOUT = 0.3
+_DRAIN_INTERVAL_SECONDS = 0.02
+
+
+class LeaseLostError(Exception):
+    """This process was the leader and no longer holds the Lease."""
+
+
+def request_timeout(lease_seconds: float) -> float:
+    """The timeout of a request for the Lease, which leaves time for another attempt before the fence closes."""
+    return _REQUEST_TIMEOUT * lease_seconds
+
+
+@dataclass
+class Election:
+    """Acquires the Lease of the operator and renews it.
+
+    Attributes:
+        leases: they need a client of their own, which passes through no fence and does not wait behind other requests.
+        name: name of the Lease.
+        replica: the name of this replica, which a restarted process has too; empty if it has none.
+        fence: lets writes pass while this process holds the Lease.
+        sleep: waits for a number of seconds.
+        won: set when this process has become the leader. It stays set: a process that loses the Lease ends.
+    """
+
+    leases: Leases
+    name: str
+    replica: str
+    fence: Fence
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    won: asyncio.Event = field(default_factory=asyncio.Event)
+    _lease: HeldLease | None = None
+    _has_recovered: bool = False
+    _last_answer: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.fence.close()
+        self._last_answer = self.leases.clock()
+
+    async def run(self) -> NoReturn:
+        """Wait for the Lease, and renew it until it is lost.
+
+        Raises:
+            LeaseLostError: another process may be the leader now.
+        """
+        self._hold(await self._wait_for_lease())
+        self.won.set()
+        log.info("this replica leads: it acquired Lease %s as %s", self._where, self.leases.identity)
+        while True:
+            await self.sleep(_RENEW_INTERVAL * self.leases.seconds)
+            self._hold(await self._renew())
+
+    async def resign(self) -> None:
+        """Refuse further writes, wait for the writes in progress, and release the Lease. Call it after `run` has ended."""
+        self.fence.close()
+        if self._lease is None:
+            return
+        # NB: no write outlasts the fence, so this ends before the Lease expires.
+        while self.fence.writes:
+            await self.sleep(_DRAIN_INTERVAL_SECONDS)
+        try:
+            # A renewal whose response was lost has changed the version of the Lease.
+            lease = await self.leases.recover(self.name, _ABOUT, self.leases.identity)
+        except (KubeError, LeaseBusy) as error:
+            log.warning("Lease %s was not released, and expires: %s", self._where, error)
+            return
+        if lease:
+            await self.leases.release(lease)
+            log.info("released Lease %s", self._where)
+
+    def why_unready(self) -> str | None:
+        """Return the reason why this replica could not become the leader; None if it is the leader or could take over."""
+        seconds = self.leases.clock() - self._last_answer
+        if seconds > 2 * self.leases.seconds:
+            return f"Lease {self._where} could not be read or renewed for {seconds:.0f} s"
+        return None
+
+    @property
+    def _where(self) -> str:
+        return f"{self.leases.namespace}/{self.name}"
+
+    def _hold(self, lease: HeldLease) -> None:
+        self._lease = lease
+        self.fence.open_until(self._find_end(lease))
+        self._last_answer = self.leases.clock()
+
+    def _find_end(self, lease: HeldLease) -> float:
+        """The time at which writes under a Lease end."""
+        return lease.until - _MARGIN * self.leases.seconds
+
+    async def _wait_for_lease(self) -> HeldLease:
+        report = ""
+        while True:
+            try:
+                lease = await self._recover_after_restart() or await self.leases.acquire(self.name, _ABOUT)
+            except LeaseBusy as error:
+                self._last_answer = self.leases.clock()
+                text, level = f"{error}: standing by", logging.INFO
+            except KubeError as error:
+                text, level = f"cannot acquire Lease {self._where}: {error}; retrying", logging.WARNING
+            else:
+                return lease
+            if text != report:
+                log.log(level, text)
+                report = text
+            await self.sleep(_RETRY_INTERVAL * self.leases.seconds)
+
+    async def _recover_after_restart(self) -> HeldLease | None:
+        """Take back the Lease that an earlier process of this replica held, whose container was restarted. It is looked for once."""
+        if not self.replica or self._has_recovered:
+            return None
+        lease = await self.leases.recover(self.name, _ABOUT, build_identity(self.replica, ""))
+        self._has_recovered = True
+        return lease
+
+    async def _renew(self) -> HeldLease:
+        lease = self._lease
+        assert lease is not None  # noqa: S101 - only a holder renews
+        problem = "it was not renewed in time"
+        while self.leases.clock() < self._find_end(lease):
+            try:
+                return await self._renew_once(lease)
+            except LeaseBusy as error:
+                raise self._lose(str(error)) from error
+            except KubeError as error:
+                problem = str(error)
+                log.warning("failed to renew Lease %s: %s; retrying", self._where, error)
+            await self.sleep(_RETRY_INTERVAL * self.leases.seconds)
+        raise self._lose(problem)
+
+    async def _renew_once(self, lease: HeldLease) -> HeldLease:
+        try:
+            return await self.leases.renew(lease)
+        except LeaseBusy:
+            # A renewal whose response was lost has changed the version of the Lease.
+            recovered = await self.leases.recover(self.name, _ABOUT, self.leases.identity)
+            if recovered is None:
+                raise
+            return recovered
+
+    def _lose(self, why: str) -> LeaseLostError:
+        self.fence.close()
+        self._lease = None
+        return LeaseLostError(
+            f"this replica lost Lease {self._where} and ends, so that another replica leads: {why}"
+        )
+
+
+def build_identity(replica: str, process: str) -> str:
+    """The identity of a process of a replica, which `kubectl get lease` shows."""
+    return f"{replica}_{process}"
