@@ -128,7 +128,9 @@ class Operator:
         observer = FineTuneJobObserver(
             kube, store, settings, ReadPace.of(settings, time.monotonic, queues.finetunejobs.add)
         )
-        writer = AliasWriter(kube, settings, identity=f"{socket.gethostname()}-{process}")
+        writer = AliasWriter(
+            kube, settings, identity=f"{socket.gethostname()}-{process}", clock=seconds_since_boot
+        )
         namespaces = NamespaceReader(kube, time.monotonic)
         applier = FineTuneJobApplier(
             kube, store, observer.poller, observer.preparations, observer.leases, writer, namespaces

@@ -14,8 +14,9 @@ import pytest
 import requests
 
 from finetune_operator.settings import Settings
-from fixtures.operator_processes.api_relay import relay_api
+from fixtures.operator_processes.api_link import link_api
 from fixtures.operator_processes.jobs import splits_given
+from fixtures.operator_processes.link import outages
 from fixtures.operator_processes.replicas import SHORT_LEASE_SECONDS, Replicas, is_ready
 from fixtures.operator_processes.world import World
 from support.api import Api
@@ -107,8 +108,9 @@ def test_a_paused_leader_that_continues_after_its_lease_writes_nothing(
 ) -> None:
     world = replicas.world
     held = replicas.stack.enter_context(hold_answer(world.mlflow.uri))
-    relay = replicas.stack.enter_context(relay_api(replicas.kubeconfig, tmp_path))
-    paused = replicas.start("paused", kubeconfig=relay.kubeconfig, tracking_uri=held.uri)
+    network = replicas.stack.enter_context(outages())
+    link, kubeconfig = link_api(network, replicas.kubeconfig, tmp_path / "kubeconfig")
+    paused = replicas.start("paused", kubeconfig=kubeconfig, tracking_uri=held.uri)
     other = replicas.start("other")
     job = world.submit(splits_given())
     assert held.asked.wait(60)
@@ -116,11 +118,11 @@ def test_a_paused_leader_that_continues_after_its_lease_writes_nothing(
     paused.started.send_signal(signal.SIGSTOP)
     # The answer is there when the process continues. Its next step is to create the experiment and the run.
     held.released.set()
-    before = [*relay.writes], [*held.writes]
+    before = [*link.writes], [*held.writes]
     replicas.wait_jobs(9, "tune-train-1")
     paused.started.send_signal(signal.SIGCONT)
     assert paused.started.wait(20) == 1
-    assert ([*relay.writes], [*held.writes]) == before
+    assert ([*link.writes], [*held.writes]) == before
     log = paused.log.read_text(encoding="utf-8")
     assert "no longer holds its Lease, so the request was not sent" in log
     assert "this replica lost Lease default/" in log
@@ -132,18 +134,18 @@ def test_a_paused_leader_that_continues_after_its_lease_writes_nothing(
 def test_a_leader_steps_down_while_the_api_server_is_away_and_catches_up(
     replicas: Replicas, tmp_path: Path
 ) -> None:
-    relay = replicas.stack.enter_context(relay_api(replicas.kubeconfig, tmp_path))
-    operator = replicas.start("operator", kubeconfig=relay.kubeconfig)
+    network = replicas.stack.enter_context(outages())
+    link, kubeconfig = link_api(network, replicas.kubeconfig, tmp_path / "kubeconfig")
+    operator = replicas.start("operator", kubeconfig=kubeconfig)
     replicas.world.submit(splits_given("before"))
     replicas.wait_jobs(60, "before-train-1")
-    relay.cut()
-    started = time.monotonic()
-    assert operator.started is not None
-    assert operator.started.wait(20) == 1
-    assert time.monotonic() - started < 2 * SHORT_LEASE_SECONDS + 4
-    # The kubelet restarts the container, which waits for the API server.
-    operator.start()
-    replicas.world.submit(splits_given("after"))
-    relay.restore()
+    with network.outage(link, "refuses"):
+        started = time.monotonic()
+        assert operator.started is not None
+        assert operator.started.wait(20) == 1
+        assert time.monotonic() - started < 2 * SHORT_LEASE_SECONDS + 4
+        # The kubelet restarts the container, which waits for the API server.
+        operator.start()
+        replicas.world.submit(splits_given("after"))
     replicas.wait_jobs(60, "before-train-1", "after-train-1")
     wait_for("it is ready", lambda: is_ready(operator), 60, operator)

@@ -8,6 +8,8 @@ KILLS = int(os.environ.get("LONG_KILLS", "500"))
 """Ends of the operator's process."""
 OUTAGES = int(os.environ.get("LONG_OUTAGES", "60"))
 """Times that the API server or MLflow is away."""
+TAKEOVERS = int(os.environ.get("LONG_TAKEOVERS", "60"))
+"""Times that the leading replica of two is killed, stopped, paused or cut off."""
 SEQUENCES = int(os.environ.get("LONG_SEQUENCES", "3000"))
 """Random sequences of events around a FineTuneJob, as many around a ModelPromotion, and a tenth around an endpoint."""
 ENDS = int(os.environ.get("LONG_ENDS", "20"))

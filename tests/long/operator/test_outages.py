@@ -7,9 +7,9 @@ import re
 from concurrent.futures import wait
 from pathlib import Path
 
+from fixtures.operator_processes.link import OUTAGES, outages
 from long.amounts import OUTAGES as COUNT
 from long.amounts import SEED
-from long.operator.link import OUTAGES, outages
 from long.operator.work import Work
 from support.mlflow_server import Mlflow
 from support.operator_process import operator_process, watching
