@@ -120,6 +120,7 @@ METRIC_TOKENS_PER_SECOND = "tokens_per_second"
 METRIC_SECONDS_REMAINING = "seconds_remaining"
 METRIC_CHECKPOINT_STEP = "checkpoint_step"
 METRIC_GOODPUT = "goodput"
+METRIC_PRODUCTIVE_SECONDS = "productive_seconds"  # seconds of all attempts in steps whose result is kept
 METRIC_MFU = "mfu"  # model FLOPs utilization, if the peak of the chip is known
 METRIC_MEMORY = "memory_bytes"  # peak memory of a rank
 METRIC_PLAN_MEMORY = "plan_memory_bytes"  # estimated peak memory of a rank, before the weights are loaded
@@ -190,6 +191,7 @@ TRAINING_METRICS = frozenset(
         METRIC_SECONDS_REMAINING,
         METRIC_CHECKPOINT_STEP,
         METRIC_GOODPUT,
+        METRIC_PRODUCTIVE_SECONDS,
         METRIC_MFU,
         METRIC_MEMORY,
         METRIC_PLAN_MEMORY,
@@ -256,6 +258,7 @@ class TrainResult(ApiModel):
     model_name: str | None = None
     model_version: str | None = None
     goodput: float | None = None
+    productive_seconds: float | None = None
 
 
 _Count = Annotated[int, Field(ge=0, lt=2**63)]

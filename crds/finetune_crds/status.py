@@ -217,6 +217,9 @@ MAX_ATTEMPTS = 10
 """Maximum number of attempts in the status."""
 
 
+AttemptCause = Literal["Failed", "Fatal", "JobDeleted", "NodeLost", "NotStarted", "OutOfMemory", "Preempted"]
+
+
 class EndedAttempt(ApiModel):
     """An attempt that ended before the training was complete."""
 
@@ -224,8 +227,12 @@ class EndedAttempt(ApiModel):
     """Attempt."""
     end_time: datetime
     """Time at which the operator recorded the end."""
+    cause: AttemptCause | None = None
+    """Class of the failure, which decides what follows. Failed: counts as a restart. Fatal: another attempt would fail too. JobDeleted:
+    somebody deleted the batch Job. NodeLost: a node did not answer. NotStarted: the command did not start. OutOfMemory: the next attempt
+    uses less memory. Preempted: evicted or stopped, or somebody deleted a pod."""
     reason: str | None = None
-    """Cause, as in lastFailure."""
+    """Reason, as in lastFailure."""
     exit_code: int | None = None
     """Exit code."""
     pod: str | None = None
@@ -290,6 +297,8 @@ class FineTuneJobStatus(ApiModel):
 
     phase: Phase | None = None
     """State of the job as one word, derived from the conditions."""
+    phase_time: datetime | None = None
+    """When the job entered its phase. Pending begins with the creation of the job."""
     observed_generation: ObservedGeneration = UNSEEN
     """Generation of the spec that this status describes. Default: -1, until the operator has seen the resource."""
     attempt: NonNegative | None = None
@@ -356,6 +365,8 @@ class FineTuneJobStatus(ApiModel):
     """Usage of the job so far."""
     goodput: Annotated[float, Field(ge=0, le=1)] | None = None
     """Share of the training time that was spent on steps whose result was kept."""
+    productive_seconds: NonNegative | None = None
+    """Training time that was spent on steps whose result was kept, over all attempts."""
     conditions: Conditions = Field(default_factory=list)
     """Conditions, as in the Kubernetes API conventions."""
 

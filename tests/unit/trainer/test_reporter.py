@@ -131,6 +131,7 @@ def test_a_report_is_the_mean_of_its_window(setup: Setup, capsys: pytest.Capture
         contract.METRIC_CHECKPOINT_SECONDS: 0.0,
         contract.METRIC_SECONDS_REMAINING: 6.0,
         contract.METRIC_GOODPUT: pytest.approx(34.0 / 74.0),
+        contract.METRIC_PRODUCTIVE_SECONDS: pytest.approx(34.0),
         contract.METRIC_REWARD_MARGIN: 0.75,
         contract.METRIC_REWARD_ACCURACY: 0.75,
     }
@@ -232,6 +233,7 @@ def test_evaluations_are_logged(setup: Setup, capsys: pytest.CaptureFixture[str]
                 contract.METRIC_FINAL_EVAL_LOSS: 0.4,
                 contract.METRIC_FINAL_EVAL_PERPLEXITY: None,
                 contract.METRIC_GOODPUT: pytest.approx(30.0 / 70.0),
+                contract.METRIC_PRODUCTIVE_SECONDS: pytest.approx(30.0),
             },
         ),
     ]

@@ -227,6 +227,7 @@ class Reporter:
                 contract.METRIC_CHECKPOINT_SECONDS: self._checkpoint_seconds,
                 contract.METRIC_SECONDS_REMAINING: report.seconds_remaining,
                 contract.METRIC_GOODPUT: self.goodput,
+                contract.METRIC_PRODUCTIVE_SECONDS: self.productive_seconds,
                 **report.metrics,
             },
         )
@@ -252,6 +253,7 @@ class Reporter:
                 contract.METRIC_FINAL_EVAL_LOSS: loss,
                 contract.METRIC_FINAL_EVAL_PERPLEXITY: perplexity,
                 contract.METRIC_GOODPUT: self.goodput,
+                contract.METRIC_PRODUCTIVE_SECONDS: self.productive_seconds,
             },
         )
 
@@ -268,16 +270,20 @@ class Reporter:
         """Return the progress with the time that all attempts spent up to now."""
         return replace(
             progress,
-            productive_seconds=self._productive_seconds + self._window.seconds,
+            productive_seconds=self.productive_seconds,
             elapsed_seconds=self.clock() - self._started,
             skipped_steps=self.skipped(),
         )
 
     @property
+    def productive_seconds(self) -> float:
+        """Seconds of all attempts that were spent in steps whose result is kept."""
+        return self._productive_seconds + self._window.seconds
+
+    @property
     def goodput(self) -> float:
         """Share of the time of all attempts that was spent in steps whose result is kept."""
-        productive = self._productive_seconds + self._window.seconds
-        return min(1.0, productive / max(self.clock() - self._started, 1e-9))
+        return min(1.0, self.productive_seconds / max(self.clock() - self._started, 1e-9))
 
     def _new_window(self) -> Window:
         return Window(sums=self._make_sums(), count=torch.zeros((), device=self._world.device))

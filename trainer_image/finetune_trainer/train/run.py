@@ -313,6 +313,7 @@ class Run:
             eval_loss=eval_loss,
             perplexity=None if eval_loss is None else loop.evaluator.perplexity(eval_loss),
             goodput=loop.reporter.goodput,
+            productive_seconds=loop.reporter.productive_seconds,
         )
         validation = data.validation_split
         counts = {"train": lineage.Counts.of(data.train)}

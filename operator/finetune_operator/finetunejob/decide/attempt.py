@@ -9,7 +9,7 @@ from finetune_crds import contract
 from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.run_policy import RunPolicy
-from finetune_crds.status import LastFailure, ReducedMemory
+from finetune_crds.status import AttemptCause, LastFailure, ReducedMemory
 from finetune_operator import names
 from finetune_operator.finetunejob.children import pods_of_job
 from finetune_operator.finetunejob.decide import attempt_history, checkpoint
@@ -61,6 +61,14 @@ class Retryable:
 
 
 FailureCause = Preempted | NotStarted | Fatal | OutOfMemory | Retryable
+# The word for each class in status.attempts.
+_CAUSES: dict[type[FailureCause], AttemptCause] = {
+    Preempted: "Preempted",
+    NotStarted: "NotStarted",
+    Fatal: "Fatal",
+    OutOfMemory: "OutOfMemory",
+    Retryable: "Failed",
+}
 
 
 def after_failure(draft: Draft, number: int, state: Failed) -> None:
@@ -74,6 +82,7 @@ def after_failure(draft: Draft, number: int, state: Failed) -> None:
     attempt = _record_failure(
         draft,
         failure.model_copy(update={"reason": _failure_reason(failure, deleted_pod, init_reason)}),
+        _CAUSES[type(cause)],
         # NB: pods that wait for a server train nothing, however long they run.
         seconds=0.0 if isinstance(cause, NotStarted) else seconds,
     )
@@ -117,7 +126,7 @@ def after_node_loss(draft: Draft, number: int, state: NodeLost) -> None:
 
 def _restart_elsewhere(draft: Draft, number: int, loss: LastFailure, *, seconds: float) -> None:
     """Record the loss of a node, and start another attempt that does not count as a restart."""
-    backoff.record_delay(draft, _record_failure(draft, loss, seconds=seconds))
+    backoff.record_delay(draft, _record_failure(draft, loss, "NodeLost", seconds=seconds))
     why = f"attempt {number} lost a node and does not count as a restart; {loss.message}"
     _restart_uncounted(draft, number, why)
 
@@ -142,11 +151,13 @@ def after_deletion(draft: Draft, number: int, state: Absent) -> None:
         return
     deletion = f"Job {job_name} was deleted before its end was recorded"
     failure = LastFailure(reason=_JOB_DELETED, message=deletion, attempt=number)
-    backoff.record_delay(draft, _record_failure(draft, failure, seconds=0.0))
+    backoff.record_delay(draft, _record_failure(draft, failure, "JobDeleted", seconds=0.0))
     _restart_uncounted(draft, number, f"{deletion} and does not count as a restart")
 
 
-def _record_failure(draft: Draft, failure: LastFailure, *, seconds: float) -> backoff.Attempt:
+def _record_failure(
+    draft: Draft, failure: LastFailure, cause: AttemptCause, *, seconds: float
+) -> backoff.Attempt:
     """Record a failure and the steps reached by then; return the progress since the previous failure."""
     before, status = draft.status.last_failure or LastFailure(), draft.status
     step = status.checkpoint.step if status.checkpoint else None
@@ -154,7 +165,7 @@ def _record_failure(draft: Draft, failure: LastFailure, *, seconds: float) -> ba
     furthest_step = max(status.progress.step if status.progress else 0, before.step or 0) or None
     recorded_failure = failure.model_copy(update={"checkpoint_step": step, "step": furthest_step})
     draft.update(last_failure=recorded_failure)
-    attempt_history.record_end(draft, recorded_failure)
+    attempt_history.record_end(draft, recorded_failure, cause)
     attempt = backoff.Attempt(seconds, step, before.checkpoint_step, furthest_step, before.step)
     if attempt.has_progressed:
         draft.update(no_progress_since=None)

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from finetune_crds.status import MAX_ATTEMPTS, EndedAttempt, LastFailure
+from finetune_crds.status import MAX_ATTEMPTS, AttemptCause, EndedAttempt, LastFailure
 from finetune_operator.finetunejob.draft.draft import Draft
 
 _MAX_LINES = 20
 _MAX_CHARS = 1000
 
 
-def record_end(draft: Draft, failure: LastFailure) -> None:
+def record_end(draft: Draft, failure: LastFailure, cause: AttemptCause) -> None:
     """Append an attempt that failed or was stopped, and drop the oldest one if there are too many."""
     if failure.attempt is None:
         raise ValueError("the failure names no attempt")
     ended = EndedAttempt(
         attempt=failure.attempt,
         end_time=draft.now,
+        cause=cause,
         reason=failure.reason,
         exit_code=failure.exit_code,
         pod=failure.pod,

@@ -23,14 +23,21 @@ def copy_metrics(draft: Draft, run: Run) -> None:
     _copy_plan(draft, run)
     _copy_progress(draft, run)
     _copy_evaluation(draft, run)
-    record_goodput(draft, run.metrics.get(contract.METRIC_GOODPUT))
+    record_goodput(
+        draft,
+        run.metrics.get(contract.METRIC_GOODPUT),
+        run.metrics.get(contract.METRIC_PRODUCTIVE_SECONDS),
+    )
 
 
-def record_goodput(draft: Draft, share: float | None) -> None:
-    """Record the share of the training time that was productive, if it is known."""
+def record_goodput(draft: Draft, share: float | None, productive_seconds: float | None) -> None:
+    """Record the productive part of the training time, as a share and in seconds; what is unknown stays as it is."""
     goodput = round_finite(share, 4)
     if goodput is not None:
         draft.update(goodput=min(max(goodput, 0.0), 1.0))
+    seconds = to_count(productive_seconds)
+    if seconds is not None:
+        draft.update(productive_seconds=seconds)
 
 
 def _copy_plan(draft: Draft, run: Run) -> None:

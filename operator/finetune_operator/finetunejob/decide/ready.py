@@ -48,9 +48,20 @@ _SPEC_CHANGE_REASONS: tuple[str, ...] = (ConditionReason.INVALID_SPEC, Condition
 def summarize_status(ftj: FineTuneJob, status: FineTuneJobStatus, now: datetime) -> FineTuneJobStatus:
     """Add to the status what follows from its conditions: the phase, the summary, and the observed generation."""
     conditions = status.conditions
-    return summarize(
+    after = summarize(
         status, assess_readiness(conditions), phase(conditions), now=now, generation=ftj.generation
     )
+    return after.model_copy(update={"phase_time": _find_phase_time(ftj, after.phase, now)})
+
+
+def _find_phase_time(ftj: FineTuneJob, after: Phase | None, now: datetime) -> datetime | None:
+    """When the job entered the phase; None if the phase is that of a status without this time."""
+    before = ftj.status
+    if after == before.phase:
+        return before.phase_time
+    if before.phase is None and after == "Pending":
+        return ftj.created or now.replace(microsecond=0)
+    return now.replace(microsecond=0)
 
 
 def assess_readiness(conditions: Sequence[Condition]) -> Readiness:

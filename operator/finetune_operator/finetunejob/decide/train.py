@@ -186,7 +186,7 @@ def _finish(draft: Draft, state: step_state.Succeeded | step_state.Lost) -> None
         finite = {key: value for key, value in rounded.items() if value is not None}
         if finite:
             draft.update(model=before.model_copy(update=finite))
-        progress.record_goodput(draft, result.goodput)
+        progress.record_goodput(draft, result.goodput, result.productive_seconds)
         progress.complete_progress(draft, result.step)
     _record_folder(draft)
     draft.set(ConditionType.PODS_HEALTHY, True, ConditionReason.PODS_RUNNING, "every pod completed")

@@ -9,7 +9,7 @@ import pytest
 
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.contract import PodError, TerminationMessage
-from finetune_crds.status import CheckpointStatus, JobUids, LastFailure
+from finetune_crds.status import AttemptCause, CheckpointStatus, FineTuneJobStatus, JobUids, LastFailure
 from finetune_operator.finetunejob.model import Observed
 from fixtures.operator_in_memory.decisions import (
     EVICTED,
@@ -44,15 +44,16 @@ PEER_LOST = TerminationMessage(error=PodError(reason="PeerLost", message="rank 3
 
 @dataclass
 class Outcome:
-    """What becomes of the job: the reason of Failed, or the attempt and restarts that follow."""
+    """What becomes of the job: the reason of Failed, or the attempt and restarts that follow; and the class of the failure."""
 
     failed: str | None = None
     attempt: int = 1
     restarts: int = 0
+    cause: AttemptCause = "Fatal"
 
 
-AGAIN = Outcome(attempt=2, restarts=1)
-PREEMPTED = Outcome(attempt=2, restarts=0)
+AGAIN = Outcome(attempt=2, restarts=1, cause="Failed")
+PREEMPTED = Outcome(attempt=2, restarts=0, cause="Preempted")
 
 CASES: dict[str, tuple[str, list[Json], Json, Outcome]] = {
     "a crash": (BACKOFF, [ended(JOB, 0, 1, BOOM)], {}, AGAIN),
@@ -66,14 +67,14 @@ CASES: dict[str, tuple[str, list[Json], Json, Outcome]] = {
         BACKOFF,
         [ended(JOB, 0, 137, reason="OOMKilled")],
         {},
-        PREEMPTED,
+        Outcome(attempt=2, restarts=0, cause="OutOfMemory"),
     ),
     "no pod is left": (BACKOFF, [], {}, AGAIN),
     "restarts are used up": (
         BACKOFF,
         [ended(JOB, 0, 1, BOOM)],
         {"maxRestarts": 0},
-        Outcome(ConditionReason.MAX_RESTARTS_REACHED),
+        Outcome(ConditionReason.MAX_RESTARTS_REACHED, cause="Failed"),
     ),
     "preempted after a checkpoint": (EXIT_75, [ended(JOB, 0, 75), ended(JOB, 1, 75)], {}, PREEMPTED),
     "preempted, as the pod alone tells": (BACKOFF, [ended(JOB, 0, 75)], {}, PREEMPTED),
@@ -105,15 +106,19 @@ CASES: dict[str, tuple[str, list[Json], Json, Outcome]] = {
 }
 
 
+def find_outcome(after: FineTuneJobStatus, failed: str | None = None) -> Outcome:
+    """The outcome that a status shows."""
+    (end,) = after.attempts or []
+    assert end.cause is not None
+    return Outcome(failed, after.attempt or 0, after.restarts or 0, end.cause)
+
+
 @pytest.mark.parametrize(("message", "pods", "policy", "expected"), CASES.values(), ids=CASES)
 def test_outcome(message: str, pods: list[Json], policy: Json, expected: Outcome) -> None:
     observation = observed(child(JOB, "Failed", message), pods=pods)
     decision = conclude(ftj(running(), runPolicy=policy), observation)
     failed = said(decision, ConditionType.FAILED)
-    outcome = Outcome(
-        failed[1] if failed else None, decision.status.attempt or 0, decision.status.restarts or 0
-    )
-    assert outcome == expected
+    assert find_outcome(decision.status, failed[1] if failed else None) == expected
     assert applied(decision) == []
 
 
@@ -132,7 +137,7 @@ def test_rules_are_those_that_the_attempt_was_made_with(
 ) -> None:
     observation = observed(child(JOB, "Failed", message, fatal=made_with))
     status = conclude(ftj(running(), runPolicy={"fatalExitCodes": now}), observation).status
-    assert Outcome(None, status.attempt or 0, status.restarts or 0) == expected
+    assert find_outcome(status) == expected
 
 
 def failed_attempt(*pods: Json, message: str = BACKOFF) -> Observed:
@@ -222,6 +227,7 @@ def test_a_job_that_somebody_deleted_before_its_end_was_recorded(pods: list[Json
     after = decision.status
     assert (after.attempt, after.restarts, applied(decision)) == (2, 0, [])
     assert after.last_failure == LastFailure(reason="JobDeleted", message=WAS_DELETED, attempt=1)
+    assert find_outcome(after) == Outcome(attempt=2, cause="JobDeleted")
     assert said(decision, ConditionType.TRAINED) == (
         "False",
         ConditionReason.RESTARTING,

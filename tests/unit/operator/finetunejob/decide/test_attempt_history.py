@@ -23,7 +23,7 @@ from fixtures.operator_in_memory.decisions import (
 
 
 def history(*attempts: int) -> list[EndedAttempt]:
-    return [EndedAttempt(attempt=number, end_time=NOW, exit_code=1) for number in attempts]
+    return [EndedAttempt(attempt=number, end_time=NOW, cause="Failed", exit_code=1) for number in attempts]
 
 
 def test_a_failed_attempt_is_kept_with_its_pod_its_node_and_its_checkpoint() -> None:
@@ -35,6 +35,7 @@ def test_a_failed_attempt_is_kept_with_its_pod_its_node_and_its_checkpoint() -> 
         EndedAttempt(
             attempt=2,
             end_time=later(20),
+            cause="Failed",
             reason="Error",
             exit_code=1,
             pod="tune-train-2-1-abcde",
@@ -49,7 +50,12 @@ def test_an_attempt_that_was_stopped_is_kept_too() -> None:
     pods = [ended("tune-train-1", 0, 75, conditions=EVICTED)]
     decision = conclude(ftj(running()), observed(child("tune-train-1", "Failed"), pods=pods))
     (stopped,) = decision.status.attempts or []
-    assert (stopped.attempt, stopped.exit_code, decision.status.attempt) == (1, 75, 2)
+    assert (stopped.attempt, stopped.cause, stopped.exit_code, decision.status.attempt) == (
+        1,
+        "Preempted",
+        75,
+        2,
+    )
 
 
 LINES = [f"line {number}" for number in range(30)]
@@ -64,12 +70,12 @@ MESSAGES: dict[str, tuple[str | None, str | None]] = {
 @pytest.mark.parametrize(("message", "kept"), MESSAGES.values(), ids=MESSAGES)
 def test_the_last_lines_of_a_message_are_kept(message: str | None, kept: str | None) -> None:
     draft = Draft(ftj(status()), observed(), NOW, SETTINGS)
-    record_end(draft, LastFailure(attempt=1, message=message))
+    record_end(draft, LastFailure(attempt=1, message=message), "Failed")
     assert [item.message for item in draft.status.attempts or []] == [kept]
 
 
 def test_the_last_ten_attempts_are_kept_each_once() -> None:
     draft = Draft(ftj(status(attempts=history(*range(1, 11)))), observed(), NOW, SETTINGS)
     for number in (11, 11, 12):
-        record_end(draft, LastFailure(attempt=number, exit_code=1))
+        record_end(draft, LastFailure(attempt=number, exit_code=1), "Failed")
     assert draft.status.attempts == history(*range(3, 13))

@@ -45,6 +45,7 @@ def test_a_lost_node_restarts_the_gang_elsewhere_and_does_not_count() -> None:
         message=f"pod tune-train-1-1-abcde {LEFT.format('n')}",
         attempt=1,
     )
+    assert [item.cause for item in after.attempts or []] == ["NodeLost"]
     assert said(decision, ConditionType.TRAINED) == (
         "False",
         ConditionReason.RESTARTING,

@@ -206,15 +206,24 @@ def test_the_remaining_time_is_told_while_training_runs_and_its_end_is_no_report
 
 def test_evaluation_and_goodput() -> None:
     decision = follow(
-        tracked(base_eval_loss=5.0, final_eval_loss=2.00004, final_eval_perplexity=7.38905, goodput=1.25)
+        tracked(
+            base_eval_loss=5.0,
+            final_eval_loss=2.00004,
+            final_eval_perplexity=7.38905,
+            goodput=1.25,
+            productive_seconds=61.9,
+        )
     )
     assert decision.status.model == ModelStatus(base_eval_loss=5.0, eval_loss=2.0, perplexity=7.3891)
-    assert decision.status.goodput == 1.0
+    assert (decision.status.goodput, decision.status.productive_seconds) == (1.0, 61)
 
 
 def test_evaluation_and_goodput_that_are_no_numbers_are_left_out() -> None:
-    decision = follow(tracked(final_eval_loss=NAN, final_eval_perplexity=INF, goodput=NAN))
-    assert (decision.status.model, decision.status.goodput) == (None, None)
+    decision = follow(
+        tracked(final_eval_loss=NAN, final_eval_perplexity=INF, goodput=NAN, productive_seconds=NAN)
+    )
+    status = decision.status
+    assert (status.model, status.goodput, status.productive_seconds) == (None, None, None)
 
 
 PLAN = {

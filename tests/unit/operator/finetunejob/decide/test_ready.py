@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from datetime import datetime
+
 import pytest
 
 from finetune_crds.conditions import SUMMARY, Condition, ConditionReason, ConditionType
-from finetune_crds.status import FineTuneJobStatus
+from finetune_crds.status import FineTuneJobStatus, Phase
 from finetune_operator.finetunejob.decide.phase import phase
 from finetune_operator.finetunejob.decide.ready import assess_readiness, summarize_status
 from fixtures.operator_in_memory.decisions import (
@@ -128,3 +131,29 @@ def test_the_transition_time_is_that_of_the_status() -> None:
     times = [status.conditions[2].last_transition_time for status in (before, training, done)]
     assert [status.conditions[2].type for status in (before, training, done)] == ["Ready"] * 3
     assert times == [NOW, NOW, later(9)]
+
+
+CREATED = later(-60)
+# The phase and its time before a pass, the conditions after it, and the time of the phase after it.
+PHASE_TIMES: dict[str, tuple[Phase | None, datetime | None, list[Condition], datetime | None]] = {
+    "a new job that waits": (None, None, [ACCEPTED], CREATED),
+    "a new job that starts": (None, None, [ACCEPTED, PREPARING], later(5)),
+    "the same phase": ("Training", NOW, [ACCEPTED, PREPARED, TRAINING], NOW),
+    "another phase": ("Starting", NOW, [ACCEPTED, PREPARED, TRAINING], later(5)),
+    "a status of an earlier version of the operator": ("Training", None, [PREPARED, TRAINING], None),
+    "the next phase after that": ("Starting", None, [PREPARED, TRAINING], later(5)),
+}
+
+
+@pytest.mark.parametrize(
+    ("phase_before", "since", "conditions", "expected"), PHASE_TIMES.values(), ids=PHASE_TIMES
+)
+def test_when_a_job_entered_its_phase(
+    phase_before: Phase | None,
+    since: datetime | None,
+    conditions: list[Condition],
+    expected: datetime | None,
+) -> None:
+    job = replace(ftj(FineTuneJobStatus(phase=phase_before, phase_time=since)), created=CREATED)
+    after = summarize_status(job, FineTuneJobStatus(conditions=conditions), later(5.5))
+    assert after.phase_time == expected

@@ -32,7 +32,14 @@ from fixtures.operator_in_memory.decisions import (
 Json = dict[str, Any]
 JOB = "tune-train-1"
 RESULT = TerminationMessage(
-    train=TrainResult(step=100, base_eval_loss=5.00001, eval_loss=2.0, perplexity=7.38906, goodput=0.91239)
+    train=TrainResult(
+        step=100,
+        base_eval_loss=5.00001,
+        eval_loss=2.0,
+        perplexity=7.38906,
+        goodput=0.91239,
+        productive_seconds=912.4,
+    )
 )
 
 
@@ -188,7 +195,7 @@ def test_an_attempt_ends_with_what_rank_0_reports() -> None:
     )
     job_status = decision.status
     assert job_status.model == ModelStatus(base_eval_loss=5.0, eval_loss=2.0, perplexity=7.3891)
-    assert job_status.goodput == 0.9124
+    assert (job_status.goodput, job_status.productive_seconds) == (0.9124, 912)
     assert job_status.progress == Progress(
         step=100, max_steps=100, percent=100, summary="100%", loss=2.25, seconds_remaining=0
     )
