@@ -36,6 +36,7 @@ ARGOCD_MODULE = PACKAGE / "go-argocd"
 ACTIONLINT_MODULE = PACKAGE / "go-actionlint"
 JOBSET = "sigs.k8s.io/jobset"
 JOBSET_MODULE = PACKAGE / "go-jobset"
+PROMETHEUS_MODULE = PACKAGE / "go-prometheus"
 KUBE_NAMES = (
     "etcd",
     "kube-apiserver",
@@ -48,6 +49,8 @@ KUBE_NAMES = (
 GO = (1, 26)
 # The version of Kubernetes that the programs of a module report.
 VERSIONS = {MODULE: KUBERNETES, OLDEST_MODULE: OLDEST}
+# Prometheus without the clients of clouds, with which it finds targets there.
+TAGS = {PROMETHEUS_MODULE: ("-tags=remove_all_sd",)}
 # One set for all programs, so that they share compiled packages. Nothing reads debugging information here. Inlining costs a
 # quarter of the compile time: only the standard library keeps it.
 FLAGS = ("-trimpath", "-buildvcs=false")
@@ -96,7 +99,7 @@ def flags(module: Path) -> tuple[str, ...]:
     version = VERSIONS.get(module)
     stamp = f" -X k8s.io/component-base/version.gitVersion={version}" if version else ""
     quick = () if module in _OPTIMIZED else _QUICK_FLAGS
-    return (*FLAGS, *quick, f"-ldflags=-s -w{stamp}")
+    return (*FLAGS, *quick, *TAGS.get(module, ()), f"-ldflags=-s -w{stamp}")
 
 
 PROGRAMS = {
@@ -119,6 +122,20 @@ PROGRAMS = {
             "github.com/rhysd/actionlint/cmd/actionlint",
             "actionlint 1.7",
             module=ACTIONLINT_MODULE,
+        ),
+        Program(
+            "prometheus",
+            "github.com/prometheus/prometheus/cmd/prometheus",
+            "Prometheus 3.15",
+            2,
+            module=PROMETHEUS_MODULE,
+        ),
+        Program(
+            "promtool",
+            "github.com/prometheus/prometheus/cmd/promtool",
+            "promtool 3.15",
+            2,
+            module=PROMETHEUS_MODULE,
         ),
         Program("registry", "./registry", "the registry, distribution 3.1"),
         Program("pause", "./pause", "the pause program"),
