@@ -42,7 +42,7 @@ help: ## List the targets
 PROGRAMS_lint := helm-docs actionlint
 PROGRAMS_unit := fake-gcs-server
 PROGRAMS_trainer := versitygw fake-gcs-server
-PROGRAMS_integration := kube kubectl helm registry kstatus argocd
+PROGRAMS_integration := kube kubectl helm registry kstatus argocd prometheus promtool
 PROGRAMS_oldest := kube-oldest $(filter-out kube kubectl,$(PROGRAMS_integration))
 PROGRAMS_e2e := $(PROGRAMS_demo) registry argocd
 PROGRAMS_long := kube kubectl

@@ -27,6 +27,7 @@ from finetune_operator.controller.election import (
 )
 from finetune_operator.controller.health import Health, serve_probes
 from finetune_operator.controller.leases import Leases
+from finetune_operator.controller.reconciler import utc_now
 from finetune_operator.controller.resync import Resync
 from finetune_operator.controller.store import Store
 from finetune_operator.controller.watches import Handlers, build_registry
@@ -42,6 +43,7 @@ from finetune_operator.finetunejob.observe.background_reads import ReadPace
 from finetune_operator.finetunejob.observe.namespaces import NamespaceReader
 from finetune_operator.finetunejob.observe.observer import FineTuneJobObserver, read_finetunejob
 from finetune_operator.finetunejob.reconcile import FineTuneJobReconciler
+from finetune_operator.gauges import Gauges
 from finetune_operator.kube import Kube, KubeError
 from finetune_operator.modelpromotion import enqueue as promotion_events
 from finetune_operator.modelpromotion.apply import ModelPromotionApplier
@@ -109,6 +111,7 @@ class Operator:
     finetunejobs: FineTuneJobReconciler
     promotions: ModelPromotionReconciler
     abandoned_runs: AbandonedRuns
+    gauges: Gauges
     terminated: asyncio.Event = field(default_factory=asyncio.Event)
 
     @classmethod
@@ -147,6 +150,7 @@ class Operator:
             finetunejobs=finetunejobs,
             promotions=_promotions(kube, store, queues, settings, writer),
             abandoned_runs=AbandonedRuns(kube, settings, namespaces),
+            gauges=Gauges(store, settings.resync_seconds, utc_now),
         )
 
     async def run(self) -> None:
@@ -209,6 +213,7 @@ class Operator:
         self.resync.queue_all()
         async with asyncio.TaskGroup() as group:
             group.create_task(self.abandoned_runs.run())
+            group.create_task(self.gauges.run())
             for _ in range(self.settings.workers):
                 group.create_task(work(self.queues.finetunejobs, self.finetunejobs.handle))
                 group.create_task(work(self.queues.promotions, self.promotions.handle))

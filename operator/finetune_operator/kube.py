@@ -13,7 +13,7 @@ import aiohttp
 from kubernetes.aio import client, config
 
 from finetune_crds.base import GROUP, VERSION, Json
-from finetune_operator import names
+from finetune_operator import metrics, names
 from finetune_operator.fence import PROCESS_FENCE, READING_METHODS, Fence, NotLeaderError
 
 _TIMEOUT_SECONDS = 30
@@ -189,8 +189,10 @@ class Kube:
                     # The API server ends the request too, so that it does not carry out the write later.
                     query = {**(query or {}), "timeout": f"{timeout_seconds:.3f}s"}
                 url = self._api.configuration.host + target + (f"?{urlencode(query)}" if query else "")
-                response = await self._api.rest_client.request(method, url, headers=headers, body=body)
-                text = await response.read()
+                with metrics.measuring_request("Kubernetes") as sent:
+                    response = await self._api.rest_client.request(method, url, headers=headers, body=body)
+                    text = await response.read()
+                    sent.status = response.status
         except NotLeaderError as error:
             raise KubeError(0, str(error)) from error
         except TimeoutError as error:

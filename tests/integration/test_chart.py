@@ -41,6 +41,7 @@ VARIANTS = {
         "spark.namespaces={research,products}",
         "spark.serviceAccount.annotations.a=b",
     ),
+    "with a dashboard": ("metrics.grafanaDashboard.enabled=true", "metrics.grafanaDashboard.labels.team=ml"),
     "with Argo CD": ("argocd.healthConfigMap.enabled=true", "argocd.healthConfigMap.labels.team=ml"),
     "one replica": ("replicas=1",),
     "without CRDs": ("crds.enabled=false", "rbac.aggregate=false", "metrics.service=false"),

@@ -209,6 +209,8 @@ def test_labels_of_ones_own_are_on_every_object_and_pod() -> None:
         "argocd.healthConfigMap.enabled=true",
         "networkPolicy.enabled=true",
         "metrics.serviceMonitor.enabled=true",
+        "metrics.prometheusRule.enabled=true",
+        "metrics.grafanaDashboard.enabled=true",
     )
     chart_parts = parts(*values)
     templates = [part["spec"]["template"] for part in chart_parts if part["kind"] == "Deployment"]

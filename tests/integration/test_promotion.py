@@ -183,7 +183,7 @@ def _went_on(operators: list[Process], before: list[float]) -> bool:
 
 def _passes(operator: Process) -> float:
     """How many passes over promotions it has taken."""
-    return metric(operator, "finetune_reconcile_seconds_count", kind="ModelPromotion")
+    return metric(operator, "finetune_operator_reconcile_seconds_count", kind="ModelPromotion")
 
 
 def test_deletion_with_the_alias_waits_for_a_registry_that_is_away(

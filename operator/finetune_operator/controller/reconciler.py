@@ -10,6 +10,7 @@ from http import HTTPStatus
 from typing import ClassVar
 
 from finetune_crds.base import Json
+from finetune_crds.conditions import ConditionReason
 from finetune_operator import metrics
 from finetune_operator.controller.reading import UnreadableStatusError
 from finetune_operator.controller.store import Store
@@ -19,6 +20,17 @@ from finetune_operator.kube import KubeError
 
 # Delay of the next pass while another replica holds a Lease that this replica requires.
 BUSY_SECONDS = 1.0
+
+# Why the API server did not carry out a request. NB: its own reasons are not a fixed set, since webhooks add some.
+_REASON_BY_STATUS = {
+    0: "ApiServerUnreachable",
+    HTTPStatus.BAD_REQUEST: "Invalid",
+    HTTPStatus.FORBIDDEN: "Forbidden",
+    HTTPStatus.NOT_FOUND: "NotFound",
+    HTTPStatus.CONFLICT: "Conflict",
+    HTTPStatus.UNPROCESSABLE_ENTITY: "Invalid",
+    HTTPStatus.TOO_MANY_REQUESTS: "TooManyRequests",
+}
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +64,7 @@ class Reconciler(ABC):
         except Exception as error:
             server_delay = error.retry_after_seconds if isinstance(error, KubeError) else 0.0
             delay = self.queue.retry(key, at_least_seconds=server_delay)
-            metrics.reconcile_errors.labels(self.kind).inc()
+            metrics.reconcile_errors.labels(self.kind, self._classify_error(error)).inc()
             if isinstance(error, self.expected):
                 # A conflict means that another client wrote after the pass began; the next pass reads the new version.
                 conflict = isinstance(error, KubeError) and error.status == HTTPStatus.CONFLICT
@@ -78,6 +90,18 @@ class Reconciler(ABC):
     @abstractmethod
     async def report_internal_error(self, body: Json, message: str) -> None:
         """Report in the status that the operator failed on a resource with an unexpected error."""
+
+    def _classify_error(self, error: Exception) -> str:
+        """The reason of an error in one word, of a fixed set."""
+        match error:
+            case ExternalError():
+                return error.problem.reason.value
+            case KubeError():
+                return _REASON_BY_STATUS.get(error.status, "ApiServerError")
+            case _ if isinstance(error, self.expected):
+                return type(error).__name__.removesuffix("Error")
+            case _:
+                return ConditionReason.INTERNAL_ERROR.value
 
     async def _try_to_report(self, key: str, body: Json, error: Exception) -> None:
         message = f"the operator failed to reconcile this resource ({type(error).__name__}) and retries: read the operator's log"

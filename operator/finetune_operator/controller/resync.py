@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
 from dataclasses import dataclass, field
 
-from finetune_crds.conditions import ConditionType
-from finetune_operator import metrics, names
+from finetune_operator import names
 from finetune_operator.controller.health import Health
 from finetune_operator.controller.store import CHILDREN, COMPANIONS, KINDS, RESOURCES, Store
 from finetune_operator.controller.workqueue import Queues
@@ -74,21 +72,3 @@ class Resync:
         for kind in RESOURCES:
             for namespace, name in self.store.of(kind):
                 self.queues.of(kind).add(f"{namespace}/{name}")
-        self._publish_metrics()
-
-    def _publish_metrics(self) -> None:
-        for kind, gauge in (("FineTuneJob", metrics.jobs), ("ModelPromotion", metrics.promotions)):
-            resources = self.store.of(kind).values()
-            phases = Counter((body.get("status") or {}).get("phase", "Pending") for body in resources)
-            gauge.clear()
-            for phase, count in phases.items():
-                gauge.labels(phase).set(count)
-        conditions = Counter(
-            (item["status"], item["reason"])
-            for body in self.store.of("ModelPromotion").values()
-            for item in (body.get("status") or {}).get("conditions") or ()
-            if item["type"] == ConditionType.READY
-        )
-        metrics.promotions_ready.clear()
-        for (status, reason), count in conditions.items():
-            metrics.promotions_ready.labels(status, reason).set(count)

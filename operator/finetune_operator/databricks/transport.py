@@ -15,6 +15,7 @@ from requests.adapters import BaseAdapter
 from requests.structures import CaseInsensitiveDict
 from yarl import URL
 
+from finetune_operator import metrics
 from finetune_operator.bounded import NoResponseError, ResponseTimeoutError, request_in_thread
 
 # A page of runs or versions is some 100 KiB, and the report of a preparation less.
@@ -39,14 +40,16 @@ class BoundedAdapter(BaseAdapter):
         if hasattr(body, "read"):
             body = body.read()
         try:
-            answer = request_in_thread(
-                request.method or "GET",
-                # NB: requests has already quoted the URL.
-                URL(request.url or "", encoded=True),
-                headers=_drop_connection_headers(request.headers),
-                body=body.encode() if isinstance(body, str) else body,
-                max_bytes=_MAX_RESPONSE_BYTES,
-            )
+            with metrics.measuring_request("Databricks") as sent:
+                answer = request_in_thread(
+                    request.method or "GET",
+                    # NB: requests has already quoted the URL.
+                    URL(request.url or "", encoded=True),
+                    headers=_drop_connection_headers(request.headers),
+                    body=body.encode() if isinstance(body, str) else body,
+                    max_bytes=_MAX_RESPONSE_BYTES,
+                )
+                sent.status = answer.status
         except ResponseTimeoutError as error:
             raise requests.Timeout(str(error), request=request) from None
         except NoResponseError as error:

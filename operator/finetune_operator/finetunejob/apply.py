@@ -38,6 +38,7 @@ from finetune_operator.finetunejob.observe.namespaces import NamespaceReader
 from finetune_operator.finetunejob.observe.preparation_leases import PreparationLeases
 from finetune_operator.finetunejob.observe.run_poller import RunPoller
 from finetune_operator.finetunejob.preparation import backends
+from finetune_operator.finetunejob.transitions import count_transitions
 from finetune_operator.kube import Kube, KubeError
 from finetune_operator.mlflow.model import Run
 from finetune_operator.mlflow.runs import Server
@@ -127,6 +128,7 @@ class FineTuneJobApplier:
         await status_writer.write_status(
             self.kube, self.store, about, version=ftj.version, before=before, after=after, now=now
         )
+        count_transitions(ftj, after, now)
 
     async def set_finalizer(self, ftj: FineTuneJob, *, is_needed: bool) -> None:
         """Add the operator's finalizer to a job, or remove it.

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from finetune_crds.conditions import ConditionReason
+from finetune_operator import metrics
 from finetune_operator.bounded import ANONYMOUS, BodyConsumer, Login, NoResponseError, fetch
 from finetune_operator.errors import ExternalError, Problem
 from finetune_operator.git import packets
@@ -89,9 +90,15 @@ class Repository:
             headers["Content-Type"] = f"application/x-{_SERVICE}-request"
         url = self.url.rstrip("/") + path
         try:
-            status = await fetch(
-                url, headers=headers, login=self.login, body=body, max_bytes=_MAX_RESPONSE_BYTES, take=take
-            )
+            with metrics.measuring_request("Git") as sent:
+                status = sent.status = await fetch(
+                    url,
+                    headers=headers,
+                    login=self.login,
+                    body=body,
+                    max_bytes=_MAX_RESPONSE_BYTES,
+                    take=take,
+                )
         except NoResponseError as error:
             raise self._error(ConditionReason.GIT_UNREACHABLE, f"cannot be reached: {error}") from None
         self._check_status(status)

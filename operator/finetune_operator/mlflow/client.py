@@ -21,6 +21,7 @@ from yarl import URL
 
 from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason
+from finetune_operator import metrics
 from finetune_operator.bounded import (
     AddressError,
     Login,
@@ -134,9 +135,11 @@ class Client:
         headers = {"Accept": "application/json", "Content-Type": "application/json", **self._authorization()}
         try:
             url = URL(f"{self.uri.rstrip('/')}{_API}/{path}").with_query(query)
-            response = request_in_thread(
-                method, url, headers=headers, body=body, max_bytes=_MAX_RESPONSE_BYTES
-            )
+            with metrics.measuring_request("MLflow") as sent:
+                response = request_in_thread(
+                    method, url, headers=headers, body=body, max_bytes=_MAX_RESPONSE_BYTES
+                )
+                sent.status = response.status
         except (AddressError, ValueError):
             message = f"{self.uri} is not a valid address of an MLflow server: use an address like http://mlflow:5000"
             raise ExternalError(Problem(ConditionReason.MLFLOW_ERROR, message)) from None

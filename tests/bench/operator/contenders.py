@@ -84,11 +84,11 @@ class Ours:
 
     def passes(self) -> float:
         """Passes over FineTuneJobs since the process was started."""
-        return metric(self.process, "finetune_reconcile_seconds_count", kind="FineTuneJob")
+        return metric(self.process, "finetune_operator_reconcile_seconds_count", kind="FineTuneJob")
 
     def waiting(self) -> float:
         """Resources that wait for a worker."""
-        return metric(self.process, "finetune_queue_depth")
+        return metric(self.process, "finetune_operator_queue_depth")
 
     def path(self, namespace: str) -> str:
         return f"/apis/{API_VERSION}/namespaces/{namespace}/finetunejobs"

@@ -65,15 +65,15 @@ class World:
 
     def passes(self) -> float:
         """Passes over promotions since the operator was started; 0 while it does not answer."""
-        return metric(self.operator, "finetune_reconcile_seconds_count", kind="ModelPromotion")
+        return metric(self.operator, "finetune_operator_reconcile_seconds_count", kind="ModelPromotion")
 
     def waiting(self) -> float:
         """Resources that wait for a worker."""
-        return metric(self.operator, "finetune_queue_depth")
+        return metric(self.operator, "finetune_operator_queue_depth")
 
     def failures(self) -> float:
         """Passes that failed since the operator was started."""
-        return metric(self.operator, "finetune_reconcile_errors_total")
+        return metric(self.operator, "finetune_operator_reconcile_errors_total")
 
     def memory_mib(self) -> float:
         """Resident memory of the operator."""

@@ -327,5 +327,7 @@ def test_prometheus_finds_the_operators_metrics(installation: Installation, tena
     target = ports[monitor["spec"]["endpoints"][0]["port"]]
     assert target in {port["name"] for port in template["spec"]["containers"][0]["ports"]}
 
-    wait_for("a job is counted", lambda: metric(installation.operator, "finetune_jobs", phase="Starting"))
-    assert metric(installation.operator, "finetune_reconcile_errors_total") == 0
+    wait_for(
+        "a job is counted", lambda: metric(installation.operator, "finetune_operator_jobs", phase="Starting")
+    )
+    assert metric(installation.operator, "finetune_operator_reconcile_errors_total") == 0

@@ -59,4 +59,4 @@ def kill(
 
 
 def _passes(operator: Process) -> float:
-    return metric(operator, "finetune_reconcile_seconds_count")
+    return metric(operator, "finetune_operator_reconcile_seconds_count")

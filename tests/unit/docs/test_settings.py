@@ -1,13 +1,10 @@
-"""docs/operations/settings.md names every setting with its default and chart value, and every metric with its labels."""
+"""docs/operations/settings.md names every setting with its default and chart value."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-from prometheus_client.metrics import MetricWrapperBase
-
-from finetune_operator import metrics
 from finetune_operator.defaults import Defaults
 from finetune_operator.settings import Settings
 
@@ -38,13 +35,3 @@ def test_settings() -> None:
 def test_settings_that_the_chart_sets() -> None:
     in_chart = re.findall(r"- name: (FINETUNE_\w+)", DEPLOYMENT.read_text(encoding="utf-8"))
     assert {name for name, _, value, _ in rows("Settings") if value} == {*in_chart}
-
-
-def test_metrics() -> None:
-    ours = [item for item in vars(metrics).values() if isinstance(item, MetricWrapperBase)]
-    names = {family.name: item._labelnames for item in ours for family in item.describe()}
-    told = {
-        re.sub("_total$", "", name): tuple(labels.split(", ") if labels else ())
-        for name, labels, _ in rows("Metrics")
-    }
-    assert told == names

@@ -15,6 +15,7 @@ from aiohttp.test_utils import TestServer
 
 from finetune_operator.fence import Fence
 from finetune_operator.kube import Kube, KubeError, build_path
+from support.counted import counted
 
 Json = dict[str, Any]
 
@@ -100,7 +101,9 @@ async def test_a_list_is_read_page_by_page_and_true_at_one_version(kube: Kube, s
         (200, {"metadata": {"resourceVersion": "7", "continue": "more"}, "items": [{"a": 1}]}),
         (200, {"metadata": {"resourceVersion": "7"}, "items": [{"a": 2}]}),
     ]
-    listing = await kube.list("Pod", None, labelSelector="x=y")
+    with counted("finetune_operator_requests") as changes:
+        listing = await kube.list("Pod", None, labelSelector="x=y")
+    assert changes == {"_total Kubernetes 200": 2}
     assert listing == ([{"a": 1}, {"a": 2}], 7)
     assert [item["query"] for item in server.asked] == [
         {"limit": "500", "labelSelector": "x=y"},

@@ -10,11 +10,13 @@ import pytest
 
 from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason
+from finetune_operator.controller.reading import UnreadableStatusError
 from finetune_operator.controller.reconciler import Reconciler
 from finetune_operator.controller.store import Store
 from finetune_operator.controller.workqueue import WorkQueue
 from finetune_operator.errors import ExternalError, Problem
 from finetune_operator.kube import KubeError
+from support.counted import counted
 
 BODY: Json = {"metadata": {"namespace": "team", "name": "tune", "resourceVersion": "1"}}
 
@@ -35,30 +37,42 @@ class Failing(Reconciler):
         self.complaints += 1
 
 
-ERRORS: dict[str, tuple[Exception, int, int]] = {
-    "another client wrote meanwhile": (KubeError(409, "the object has been modified"), logging.INFO, 0),
-    "the API server refuses": (KubeError(403, "forbidden"), logging.WARNING, 0),
+# The level of the log, how often the status reports an internal error, and the reason in the metrics.
+ERRORS: dict[str, tuple[Exception, int, int, str]] = {
+    "another client wrote meanwhile": (
+        KubeError(409, "the object has been modified"),
+        logging.INFO,
+        0,
+        "Conflict",
+    ),
+    "the API server refuses": (KubeError(403, "forbidden"), logging.WARNING, 0, "Forbidden"),
+    "the API server is away": (KubeError(0, "no response"), logging.WARNING, 0, "ApiServerUnreachable"),
+    "the API server fails": (KubeError(500, "oops", "AnyWord"), logging.WARNING, 0, "ApiServerError"),
     "MLflow is away": (
         ExternalError(Problem(ConditionReason.MLFLOW_UNREACHABLE, "away")),
         logging.WARNING,
         0,
+        "MlflowUnreachable",
     ),
-    "an error of the operator": (KeyError("spec"), logging.ERROR, 1),
+    "a status of a newer operator": (UnreadableStatusError("newer"), logging.WARNING, 0, "UnreadableStatus"),
+    "an error of the operator": (KeyError("spec"), logging.ERROR, 1, "InternalError"),
 }
 
 
-@pytest.mark.parametrize(("error", "level", "complaints"), ERRORS.values(), ids=ERRORS)
+@pytest.mark.parametrize(("error", "level", "complaints", "reason"), ERRORS.values(), ids=ERRORS)
 async def test_a_pass_that_fails(
-    error: Exception, level: int, complaints: int, caplog: pytest.LogCaptureFixture
+    error: Exception, level: int, complaints: int, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     store, queue = Store(), WorkQueue(clock=lambda: 0.0)
     store.put("FineTuneJob", BODY)
     failing = Failing(store, queue, error)
-    with caplog.at_level(logging.DEBUG):
+    with caplog.at_level(logging.DEBUG), counted("finetune_operator_reconcile_") as changes:
         await failing.handle("team/tune")
     assert [record.levelno for record in caplog.records] == [level]
     assert failing.complaints == complaints
     assert list(queue._due) == ["team/tune"]
+    del changes["seconds_sum FineTuneJob"]
+    assert changes == {"seconds_count FineTuneJob": 1, f"errors_total FineTuneJob {reason}": 1}
 
 
 async def test_a_busy_api_server_is_given_the_time_that_it_asks_for() -> None:

@@ -13,6 +13,7 @@ from finetune_operator import bounded
 from finetune_operator.databricks import transport
 from finetune_operator.errors import ExternalError
 from fixtures.fake_databricks import Fault, Workspace
+from support.counted import counted
 from support.http_server import Answer, serving
 from unit.operator.databricks.logins import (
     ENDPOINT,
@@ -114,10 +115,13 @@ def test_no_server_listens() -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         host = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        assert problem({"DATABRICKS_HOST": host, "DATABRICKS_TOKEN": "dapi-good"}) == (
-            ConditionReason.DATABRICKS_UNREACHABLE,
-            f"Databricks at {host} cannot be reached: the connection failed",
-        )
+        with counted("finetune_operator_requests") as changes:
+            assert problem({"DATABRICKS_HOST": host, "DATABRICKS_TOKEN": "dapi-good"}) == (
+                ConditionReason.DATABRICKS_UNREACHABLE,
+                f"Databricks at {host} cannot be reached: the connection failed",
+            )
+        # The SDK asks for the metadata of the host first.
+        assert changes == {"_total Databricks none": 2}
 
 
 def test_no_answer_in_time(databricks: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:

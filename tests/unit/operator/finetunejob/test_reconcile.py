@@ -57,6 +57,7 @@ from fixtures.operator_in_memory.decisions import (
     tracked,
 )
 from fixtures.operator_in_memory.parts import parts
+from support.counted import counted
 
 Json = dict[str, Any]
 KEY = "team/tune"
@@ -175,6 +176,25 @@ async def test_a_status_is_written_onto_the_version_it_was_decided_on_and_no_oth
     world.watch()
     await world.look()
     assert world.status["phase"] == "Suspended"
+
+
+async def test_a_phase_is_counted_once_when_the_status_is_written() -> None:
+    world = World()
+    await world.look()
+    world.start_pod("tune-train-1")
+    world.watch()
+    world.seconds = 60
+    world.kube.refuse["status", "FineTuneJob"] = KubeError(0, "away")
+    with counted("finetune_operator_job_phase_seconds") as changes:
+        await world.look()
+    assert changes == {}
+    del world.kube.refuse["status", "FineTuneJob"]
+    with counted("finetune_operator_job_phase_seconds") as changes:
+        await world.look()
+        world.restart()
+        world.watch()
+        await world.look()
+    assert (world.status["phase"], changes) == ("Training", {"_count Starting": 1, "_sum Starting": 60})
 
 
 async def test_a_pass_that_was_cut_short_is_made_up_for() -> None:

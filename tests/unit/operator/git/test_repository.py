@@ -21,6 +21,7 @@ from finetune_operator.bounded import ANONYMOUS, Login
 from finetune_operator.errors import ExternalError
 from finetune_operator.git.repository import Repository, Resolved
 from fixtures.git_server import GitServer, git_server
+from support.counted import counted
 from support.http_server import Answer
 
 
@@ -106,7 +107,9 @@ def test_what_is_not_there(world: World, monkeypatch: pytest.MonkeyPatch, protoc
 
 
 def test_a_login_is_sent_where_there_is_one(world: World) -> None:
-    assert resolve(world, "private", "HEAD", ME).branch == "main"
+    with counted("finetune_operator_requests") as changes:
+        assert resolve(world, "private", "HEAD", ME).branch == "main"
+    assert changes == {"_total Git 200": 2}
     assert {login for _, login in world.server.asked} == {"Basic bWU6cGFzczp3b3Jk"}
     sentence = "does not exist, or requires other credentials: check the address, and"
     forbidden = ConditionReason.GIT_FORBIDDEN

@@ -23,6 +23,7 @@ from finetune_operator.mlflow.runs import Server
 from finetune_operator.registry.base import RegisteredVersion
 from finetune_operator.registry.mlflow import MlflowRegistry
 from finetune_operator.registry.outages import Outages
+from support.counted import counted
 from support.http_server import Answer, Request, serving
 
 Json = dict[str, Any]
@@ -249,10 +250,12 @@ def test_a_server_that_is_not_there_is_unreachable() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         uri = f"http://127.0.0.1:{unused.getsockname()[1]}"
-        assert problem(uri) == (
-            ConditionReason.MLFLOW_UNREACHABLE,
-            f"MLflow at {uri} cannot be reached: the connection failed",
-        )
+        with counted("finetune_operator_requests") as changes:
+            assert problem(uri) == (
+                ConditionReason.MLFLOW_UNREACHABLE,
+                f"MLflow at {uri} cannot be reached: the connection failed",
+            )
+        assert changes == {"_total MLflow none": 1}
 
 
 def test_a_server_that_hangs_up_is_unreachable() -> None:
