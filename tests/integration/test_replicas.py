@@ -42,7 +42,7 @@ def test_a_killed_leader_is_replaced_within_15_seconds(replicas: Replicas) -> No
     replicas.world.submit(splits_given("before"))
     replicas.wait_jobs(60, "before-train-1")
     assert [metric(each, "finetune_operator_is_leader") for each in (leader, standby)] == [1, 0]
-    assert metric(standby, "finetune_reconcile_seconds_count") == 0
+    assert metric(standby, "finetune_operator_reconcile_seconds_count") == 0
     leader.kill()
     replicas.world.submit(splits_given("after"))
     replicas.wait_jobs(15, "before-train-1", "after-train-1")
