@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from pydantic import ValidationError
 
 from finetune_crds import FineTuneJobSpec, JobRecipe, JobReference, Recipe, RecipeError
 from finetune_crds.base import first_mistake
+from finetune_crds.recipe import as_yaml
 from finetune_crds.status import DataStatus
 
 Json = dict[str, Any]
@@ -39,6 +41,11 @@ def test_it_comes_back_from_its_file(tmp_path: Path) -> None:
     path.write_text(written.to_yaml(), encoding="utf-8")
     assert Recipe.load(path) == written
     assert written.parameters == {"mu": 0.1, "of": ["a", None]}
+
+
+def test_every_character_of_a_text_comes_back() -> None:
+    document = ["a\nb\n", " a ", "yes", "1e3", "'\"", "\u00fc", "\u0085", "\u2028", "\U0001f600", "\x07", ""]
+    assert yaml.safe_load(as_yaml(document)) == document
 
 
 def test_a_recipe_without_model_and_data_is_for_commands_alone(tmp_path: Path) -> None:
