@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from datetime import datetime
 
@@ -51,8 +52,8 @@ async def write_status(
         },
         "status": after.to_json(),
     }
-    for change in events.find_changes(before.conditions, after.conditions):
-        await _write_event(kube, about, change, now)
+    changes = events.find_changes(before.conditions, after.conditions)
+    await asyncio.gather(*(_write_event(kube, about, change, now) for change in changes))
     written = await kube.apply(body, subresource="status")
     store.put(about.kind, written)
     if after.phase != before.phase:

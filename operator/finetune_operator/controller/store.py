@@ -138,6 +138,13 @@ class Store:
         if _key(body) in self._objects[kind] or _version(body) > self._list_versions[kind]:
             self._put(kind, body)
 
+    def has(self, kind: str, body: Json) -> bool:
+        """Whether the store has this object in this state or a newer one, for example because the operator itself wrote it."""
+        stored = self._objects[kind].get(_key(body))
+        return (
+            stored is not None and _identity(stored) == _identity(body) and _version(stored) >= _version(body)
+        )
+
     def drop(self, kind: str, body: Json) -> None:
         """Remove a deleted object; a newer object of the same name stays.
 

@@ -112,6 +112,8 @@ class WorkQueue:
                 key = self._ready.popleft()
                 self._queued.discard(key)
                 self._added_at.pop(key, None)
+                # The pass that begins now decides anew when the next one is due.
+                self._due.pop(key, None)
                 self._busy.add(key)
                 return key
             self._wake.clear()

@@ -94,8 +94,12 @@ class FineTuneJobApplier:
         await self._delete(ftj, decision)
         if decision.lease:
             await self.leases.take(ftj, decision.lease)
+        # The Service and the ConfigMap go out together, before the Job: if the name of one belongs to another object, no pod may use it.
+        companions = [body for body in decision.apply if body["kind"] in COMPANIONS]
+        await asyncio.gather(*(self._apply_companion(ftj, body) for body in companions))
         for body in decision.apply:
-            await self._write_child(ftj, body)
+            if body["kind"] not in COMPANIONS:
+                await self._create_once(ftj, body)
         for body in decision.scaled:
             self._keep("Job", await self.kube.apply(body))
             log.info(
@@ -115,20 +119,21 @@ class FineTuneJobApplier:
                 return Applied((*results, ActionResult(action, problem=delayed)), error)
         return Applied(tuple(results), None)
 
-    async def write_status(self, ftj: FineTuneJob, decision: Decision, now: datetime) -> None:
-        """Write an Event for each changed condition and then the status, unless the status is unchanged.
+    async def write_status(self, ftj: FineTuneJob, decision: Decision, now: datetime) -> bool:
+        """Write an Event for each changed condition and then the status, and return True; return False if the status is unchanged.
 
         Raises:
             KubeError: the API server refused it, or could not be reached.
         """
         if decision.status == ftj.status:
-            return
+            return False
         about = EventTarget("FineTuneJob", ftj.name, ftj.namespace, ftj.uid)
         before, after = ftj.status, decision.status
         await status_writer.write_status(
             self.kube, self.store, about, version=ftj.version, before=before, after=after, now=now
         )
         count_transitions(ftj, after, now)
+        return True
 
     async def set_finalizer(self, ftj: FineTuneJob, *, is_needed: bool) -> None:
         """Add the operator's finalizer to a job, or remove it.
@@ -185,16 +190,11 @@ class FineTuneJobApplier:
         await self.kube.delete(item.kind, ftj.namespace, item.name, item.uid, foreground=foreground)
         log.info("deleted %s %s/%s", item.kind, ftj.namespace, item.name)
 
-    async def _write_child(self, ftj: FineTuneJob, body: Json) -> None:
-        """Create or update a child of the kind that its body names."""
-        # These are created once: a Job's template is immutable, and a change of a custom object may restart the object.
-        if body["kind"] == "Job" or backends.find_custom_kind(body["kind"]):
-            await self._create_once(ftj, body)
-        else:
-            await self._apply_child(ftj, body)
-
     async def _create_once(self, ftj: FineTuneJob, body: Json) -> None:
-        """Create a child that never changes, or use the child that an interrupted pass created."""
+        """Create a Job or a custom object, or use the one that an interrupted pass created.
+
+        NB: these never change: a Job's template is immutable, and a change of a custom object may restart the object.
+        """
         kind, name = body["kind"], body["metadata"]["name"]
         try:
             self._keep(kind, await self.kube.create(body))
@@ -208,12 +208,21 @@ class FineTuneJobApplier:
         else:
             log.info("created %s %s/%s", kind, ftj.namespace, name)
 
-    async def _apply_child(self, ftj: FineTuneJob, body: Json) -> None:
-        """Create or update a child, unless its name belongs to another object."""
-        existing = await self.kube.get(body["kind"], ftj.namespace, body["metadata"]["name"])
+    async def _apply_companion(self, ftj: FineTuneJob, body: Json) -> None:
+        """Create or update a Service or ConfigMap, unless its name belongs to another object."""
+        kind, name = body["kind"], body["metadata"]["name"]
+        if (kind, name) not in self.store.companions_of((ftj.namespace, ftj.uid)):
+            try:
+                self._keep(kind, await self.kube.create(body))
+            except KubeError as error:
+                if error.reason != "AlreadyExists":
+                    raise
+            else:
+                return
+        existing = await self.kube.get(kind, ftj.namespace, name)
         if existing is not None and not is_child(existing, ftj):
             raise NameTaken(_explain_taken_name(body, existing))
-        self._keep(body["kind"], await self.kube.apply(body))
+        self._keep(kind, await self.kube.apply(body))
 
     async def _adopt(self, ftj: FineTuneJob, body: Json) -> None:
         """Use the existing child of this name if an interrupted pass created it for this FineTuneJob."""

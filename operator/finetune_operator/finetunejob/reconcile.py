@@ -25,6 +25,10 @@ from finetune_operator.kube import KubeError
 from finetune_operator.policy.status import with_condition
 from finetune_operator.settings import Settings
 
+# A pass that wrote the status is followed by another one, which decides from the new status. Not at once: the events of the children
+# that it created come meanwhile, and the one pass is about them too.
+_SETTLE_SECONDS = 0.3
+
 log = logging.getLogger(__name__)
 
 
@@ -52,7 +56,7 @@ class FineTuneJobReconciler(Reconciler):
             if decision.dry_runs:
                 answer = await self.observer.dry_runner.run(ftj, decision.dry_runs)
                 decision = decide(ftj, replace(observed, dry_run_answer=answer), now, self.settings)
-            await self._carry_out(ftj, decision, now)
+            wrote_status = await self._carry_out(ftj, decision, now)
         except LeaseBusy as error:
             log.debug("%s: %s", ftj.key, error)
             return BUSY_SECONDS
@@ -61,7 +65,10 @@ class FineTuneJobReconciler(Reconciler):
             raise
         # Read back at once what was written to MLflow or Databricks, except for a canceled run, whose end takes a while.
         wrote = any(not isinstance(action, CancelRun) for action in decision.actions)
-        return 0.0 if wrote or decision.finalizer else decision.requeue_seconds
+        if wrote or decision.finalizer:
+            return 0.0
+        delays = [_SETTLE_SECONDS if wrote_status else None, decision.requeue_seconds]
+        return min((delay for delay in delays if delay is not None), default=None)
 
     async def _release(self, ftj: FineTuneJob) -> float | None:
         """One pass over a job that is being deleted: cancel its Databricks run, then remove the finalizer."""
@@ -88,8 +95,8 @@ class FineTuneJobReconciler(Reconciler):
         status = with_condition(ftj.status, kind, None, reason, message, now=now, generation=ftj.generation)
         await self.applier.write_status(ftj, Decision(status=summarize_status(ftj, status, now)), now)
 
-    async def _carry_out(self, ftj: FineTuneJob, decision: Decision, now: datetime) -> None:
-        """Apply a decision, and write the status with the results.
+    async def _carry_out(self, ftj: FineTuneJob, decision: Decision, now: datetime) -> bool:
+        """Apply a decision, write the status with the results, and return whether the status changed.
 
         Raises:
             KubeError: the API server refused something, or could not be reached.
@@ -99,11 +106,12 @@ class FineTuneJobReconciler(Reconciler):
         """
         applied = await self.applier.apply(ftj, decision)
         decision = record_results(ftj, decision, applied.results, self.settings, now=now)
-        await self.applier.write_status(ftj, decision, now)
+        wrote_status = await self.applier.write_status(ftj, decision, now)
         if applied.failure:
             raise applied.failure
         if decision.finalizer is not None:
             await self.applier.set_finalizer(ftj, is_needed=decision.finalizer)
+        return wrote_status
 
     async def _report(self, ftj: FineTuneJob, error: KubeError | NameTaken) -> None:
         """Report in the status why the children cannot be created."""

@@ -30,6 +30,7 @@ _REASONS = {
     422: ConditionReason.POD_TEMPLATE_INVALID,
 }
 _MAX_DELAY_SECONDS = 60.0
+_MAX_JOBS = 8192
 
 
 class _Answer(NamedTuple):
@@ -41,7 +42,7 @@ class _Answer(NamedTuple):
 
 @dataclass
 class DryRunner:
-    """Makes dry runs. A refused dry run is repeated after a delay, or at once when the spec changes.
+    """Makes dry runs. An accepted dry run is not repeated, a refused one after a delay, and both when the spec changes.
 
     Attributes:
         clock: monotonic seconds.
@@ -52,9 +53,16 @@ class DryRunner:
 
     def __post_init__(self) -> None:
         self._refusals = NegativeCache[_Answer](self.clock, _MAX_DELAY_SECONDS)
+        self._accepted: dict[str, _Answer] = {}
 
     async def run(self, ftj: FineTuneJob, bodies: Sequence[Json]) -> DryRunAnswer:
-        """The API server's answer for a job; after a refusal, the same answer until the delay is over."""
+        """The API server's answer for a job; after a refusal, the same answer until the delay is over.
+
+        NB: the status of a job without a preparation does not record that its pods were accepted, so each pass of a job that waits asks.
+        """
+        accepted = self._accepted.get(ftj.uid)
+        if accepted and accepted.generation == ftj.generation:
+            return accepted.dry_run_answer
         last_answer, remaining_seconds = (
             self._refusals.last_answer(ftj.uid),
             self._refusals.seconds_left(ftj.uid),
@@ -67,6 +75,10 @@ class DryRunner:
             last_answer and last_answer.generation != ftj.generation
         ):
             self.forget(ftj)
+        if answer.admitted:
+            if len(self._accepted) >= _MAX_JOBS:
+                self._accepted.clear()
+            self._accepted[ftj.uid] = _Answer(ftj.generation, answer)
         if answer.reason not in BLOCKING_REASONS:
             return answer
         return replace(answer, retry_seconds=self._refusals.record(ftj.uid, _Answer(ftj.generation, answer)))
@@ -74,6 +86,7 @@ class DryRunner:
     def forget(self, ftj: FineTuneJob) -> None:
         """Discard the last answer: there is a better one, or the job was deleted."""
         self._refusals.forget(ftj.uid)
+        self._accepted.pop(ftj.uid, None)
 
 
 async def run_dry_runs(kube: Kube, bodies: Sequence[Json]) -> DryRunAnswer:

@@ -88,6 +88,20 @@ async def test_a_delay_that_ends_while_the_key_is_handled_is_not_lost(queue: Wor
     assert await take_all(queue) == ["a"]
 
 
+async def test_a_delay_ends_with_the_next_pass_which_decides_anew(queue: WorkQueue, clock: Clock) -> None:
+    queue.add_after("a", 5)
+    queue.add("a")
+    assert await take_all(queue) == ["a"]
+    clock.now += 6
+    assert await take_all(queue) == []
+    queue.add("a")
+    key = await queue.take()
+    queue.add_after("a", 5)
+    queue.done(key)
+    clock.now += 6
+    assert await take_all(queue) == ["a"]
+
+
 async def test_a_dropped_key_does_not_come_back(queue: WorkQueue, clock: Clock) -> None:
     queue.retry("a")
     queue.drop("a")

@@ -185,7 +185,14 @@ async def test_a_refused_dry_run_is_repeated_with_growing_delays(error: KubeErro
     assert delays == [1, 2, 4, 8, 16, 32, 60, 60, 60]
     del world.kube.refuse["rehearse", "Job"]
     assert await world.look() == (ADMITTED, 2)
+
+
+async def test_an_accepted_dry_run_is_repeated_only_when_the_spec_changes() -> None:
+    world = Asked()
     assert await world.look() == (ADMITTED, 2)
+    assert await world.look() == (ADMITTED, 0)
+    assert await world.look(replace(JOB, generation=2)) == (ADMITTED, 2)
+    assert await world.look(replace(JOB, uid="other")) == (ADMITTED, 2)
 
 
 async def test_a_changed_spec_and_other_jobs_are_asked_about_at_once() -> None:
