@@ -87,6 +87,10 @@ class RefusedError(ExternalError):
         self.code = code
 
 
+class LargeAnswerError(ExternalError):
+    """The answer is larger than an MLflow server's answer to one such request may be."""
+
+
 @dataclass(frozen=True)
 class Client:
     """Requests to an MLflow server. Every method blocks: call it outside the event loop."""
@@ -147,7 +151,7 @@ class Client:
             message = f"the credentials for MLflow at {self.uri} contain a control character: correct the Secret in spec.tracking.secretRef"
             raise ExternalError(Problem(ConditionReason.CREDENTIALS_UNREADABLE, message)) from None
         except TooLargeError as error:
-            raise self._not_mlflow_error(str(error)) from None
+            raise LargeAnswerError(self._not_mlflow_error(str(error)).problem) from None
         except NoResponseError as error:
             raise self._unreachable_error(str(error)) from None
         answer = _parse(response.body)

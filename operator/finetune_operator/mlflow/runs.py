@@ -18,6 +18,7 @@ from finetune_operator.mlflow.client import (
     MISSING,
     Client,
     Credentials,
+    LargeAnswerError,
     RefusedError,
     read_pages,
 )
@@ -55,19 +56,40 @@ class Server:
         if recorded_run and not recorded_run.is_deleted:
             return recorded_run
         parent = _get_experiment(client, experiment)
-        if parent is None:
-            return recorded_run
-        answer = client.post(
-            "runs/search",
-            experiment_ids=[_experiment_id(client, parent)],
-            filter=f"tags.`{contract.TAG_JOB_UID}` = '{uid}'",
-            run_view_type="ACTIVE_ONLY",
-            max_results=1,
-            order_by=["attribute.start_time ASC"],
-        )
+        run = _find_job_run(client, _experiment_id(client, parent), uid) if parent else None
+        return run or recorded_run
+
+    def find_runs(self, experiments: Mapping[str, str]) -> dict[str, Run]:
+        """Those of these runs that exist and are not deleted, by their ids.
+
+        Args:
+            experiments: the experiment of each run, by the run's id.
+
+        Raises:
+            ExternalError: the server cannot be reached, or refuses.
+        """
+        client, run_ids = self._client, sorted(experiments)
+        quoted_ids = ",".join(f"'{run_id}'" for run_id in run_ids)
+        try:
+            answer = client.post(
+                "runs/search",
+                experiment_ids=sorted(set(experiments.values())),
+                filter=f"attributes.run_id IN ({quoted_ids})",
+                run_view_type="ACTIVE_ONLY",
+                max_results=len(run_ids),
+            )
+        except LargeAnswerError:
+            if len(run_ids) == 1:
+                raise
+            middle = len(run_ids) // 2
+            halves = (run_ids[:middle], run_ids[middle:])
+            first, second = (
+                self.find_runs({run_id: experiments[run_id] for run_id in half}) for half in halves
+            )
+            return first | second
         with client.parsing_answer():
             runs = [_parse_run(item) for item in answer.get("runs") or []]
-        return runs[0] if runs else recorded_run
+        return {run.run_id: run for run in runs if not run.is_deleted}
 
     def ensure_run(self, uid: str, experiment: str, run_name: str, tags: Mapping[str, str]) -> Run:
         """The run of a job, which is created if it does not exist.
@@ -75,14 +97,15 @@ class Server:
         Raises:
             ExternalError: the server cannot be reached, or refuses.
         """
-        run = self.find_run(uid, experiment)
+        client = self._client
+        parent = _get_experiment(client, experiment)
+        run = _find_job_run(client, _experiment_id(client, parent), uid) if parent else None
         if run:
             return run
-        client = self._client
         every_tag = {**tags, "mlflow.runName": run_name, "mlflow.user": _USER}
         answer = client.post(
             "runs/create",
-            experiment_id=_ensure_experiment(client, experiment),
+            experiment_id=_ensure_experiment(client, experiment, parent),
             user_id=_USER,
             start_time=_now_milliseconds(),
             tags=[{"key": key, "value": value} for key, value in every_tag.items()],
@@ -189,6 +212,21 @@ def _parse_run(answer: Json) -> Run:
     )
 
 
+def _find_job_run(client: Client, experiment_id: str, uid: str) -> Run | None:
+    """The first run of a job in an experiment."""
+    answer = client.post(
+        "runs/search",
+        experiment_ids=[experiment_id],
+        filter=f"tags.`{contract.TAG_JOB_UID}` = '{uid}'",
+        run_view_type="ACTIVE_ONLY",
+        max_results=1,
+        order_by=["attribute.start_time ASC"],
+    )
+    with client.parsing_answer():
+        runs = [_parse_run(item) for item in answer.get("runs") or []]
+    return runs[0] if runs else None
+
+
 def _get_experiment(client: Client, name: str) -> Json | None:
     try:
         answer = client.get("experiments/get-by-name", experiment_name=name)
@@ -205,9 +243,12 @@ def _experiment_id(client: Client, experiment: Json) -> str:
         return str(experiment["experiment_id"])
 
 
-def _ensure_experiment(client: Client, name: str) -> str:
-    """The id of an experiment, which is created if it does not exist."""
-    experiment = _get_experiment(client, name)
+def _ensure_experiment(client: Client, name: str, experiment: Json | None) -> str:
+    """The id of an experiment, which is created if it does not exist.
+
+    Args:
+        experiment: the experiment as MLflow has it; None if it does not exist.
+    """
     if experiment is None:
         try:
             return _experiment_id(client, client.post("experiments/create", name=name))

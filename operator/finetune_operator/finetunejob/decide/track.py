@@ -74,7 +74,7 @@ def track(draft: Draft) -> Outcome:
             "no MLflow server is configured: progress and the model appear only in the pods' logs",
         )
         return Continue
-    draft.requeue_after(draft.settings.poll_seconds)
+    draft.poll()
     mlflow = draft.observed.mlflow
     if mlflow is None:
         return Continue

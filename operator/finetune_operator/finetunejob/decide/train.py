@@ -70,11 +70,11 @@ def _act_on(draft: Draft, number: int, state: step_state.WithJob) -> Outcome:
             attempts.after_node_loss(draft, number, state)
         case step_state.Queued():
             _restore_companions(draft)
-            draft.requeue_after(draft.settings.poll_seconds)
+            draft.poll()
             queueing.report_queue(draft, ConditionType.TRAINED, f"attempt {number}", state.job)
         case step_state.Starting() | step_state.Blocked() | step_state.Running():
             _restore_companions(draft)
-            draft.requeue_after(draft.settings.poll_seconds)
+            draft.poll()
             step_state.report_pods(draft, state)
             probing.complete_gang(draft, state.job, state.pods, state.blockage)
             _follow(draft, number, state)

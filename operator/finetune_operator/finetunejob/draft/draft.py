@@ -21,6 +21,11 @@ _CORRECTABLE_REASONS: frozenset[str] = frozenset(
 _REAPPLY_HINT = "this job has finished: create a FineTuneJob with another name and the correction, or delete this job first"
 
 
+# Without events and changes of the status, the next pass is due after this share of the time since the last change.
+_QUIET_SHARE = 0.25
+_MAX_POLL_SECONDS = 60.0
+
+
 @dataclass
 class Draft(StatusBuilder[FineTuneJobStatus]):
     """One pass over one job. `status` starts as the current status and becomes the new one. `Decision` explains the other fields."""
@@ -54,6 +59,18 @@ class Draft(StatusBuilder[FineTuneJobStatus]):
         if self.ftj.spec is None:
             raise ValueError(f"the spec of {self.ftj.key} was not accepted")
         return self.ftj.spec
+
+    def poll(self) -> None:
+        """Look at the job again after the poll interval or, if the status has not changed for long, after a longer time.
+
+        For changes that no event brings: the progress in MLflow, and the Events about pods that wait.
+        """
+        progress, start = self.status.progress, self.status.start_time
+        changes = [item.last_transition_time for item in self.ftj.status.conditions]
+        changes += [time for time in (start, progress and progress.update_time) if time]
+        quiet_seconds = (self.now - max(changes, default=self.now)).total_seconds()
+        longest = max(_MAX_POLL_SECONDS, self.settings.poll_seconds)
+        self.requeue_after(min(max(quiet_seconds * _QUIET_SHARE, self.settings.poll_seconds), longest))
 
     def record_start(self) -> None:
         """Record the start time: the job's first child exists, or is about to be created."""

@@ -21,6 +21,8 @@ _FRESH_SHARE = 0.8
 # Poll intervals for which a response is used while a newer response is read.
 _MAX_INTERVALS = 3.0
 _MAX_JOBS = 8192
+# Of 2,000 jobs, each is read every 20 s.
+_READS_PER_SECOND = 100.0
 
 
 class MaxAge(NamedTuple):
@@ -92,6 +94,7 @@ class _Outcome(Generic[Answer]):
     Attributes:
         is_unseen: whether no pass has received the outcome yet. The next pass receives it at any age: otherwise the pass that it
             woke would ask again at once, and a slow server would cause endless passes.
+        is_news: whether the outcome differs from the one before.
     """
 
     asked_at: float
@@ -99,6 +102,7 @@ class _Outcome(Generic[Answer]):
     answer: Answer | None = None
     error: BaseException | None = None
     is_unseen: bool = True
+    is_news: bool = True
 
 
 class _Read(NamedTuple):
@@ -140,7 +144,7 @@ class BackgroundReads(Generic[Answer]):
         Raises:
             Exception: the error of `ask` in the last read; it is raised only once.
         """
-        outcome = self._find(ftj, question, self.max_age.fresh)
+        outcome = self._find(ftj, question, self.max_age.fresh * self._stretch)
         if outcome is not None:
             return self._take(ftj.uid, outcome)
         running = self._reads.get(ftj.uid)
@@ -148,7 +152,7 @@ class BackgroundReads(Generic[Answer]):
             read = self._begin(ftj, server, question, ask)
             if not await self.pace.has_ended_soon(server, read):
                 read.add_done_callback(lambda ended: self._wake(ftj, ended))
-        outcome = self._find(ftj, question, self.max_age.usable)
+        outcome = self._find(ftj, question, self.max_age.usable * self._stretch)
         return None if outcome is None else self._take(ftj.uid, outcome)
 
     def forget(self, ftj: FineTuneJob, *, cancel: bool = False) -> None:
@@ -161,6 +165,12 @@ class BackgroundReads(Generic[Answer]):
         read = self._reads.pop(ftj.uid, None)
         if read and cancel:
             read.task.cancel()
+
+    @property
+    def _stretch(self) -> float:
+        """The factor by which answers may be older where more jobs are read than the rate allows."""
+        fresh_answers = _READS_PER_SECOND * self.max_age.fresh
+        return max(len(self._outcomes) / fresh_answers, 1.0) if fresh_answers else 1.0
 
     def _find(self, ftj: FineTuneJob, question: Hashable, max_age: float) -> _Outcome[Answer] | None:
         """The outcome of this question, if no pass has received it yet, or if it is not older than `max_age`."""
@@ -210,6 +220,13 @@ class BackgroundReads(Generic[Answer]):
         # NB: a pass that began before its job was deleted leaves an answer that nobody removes, so their number is limited.
         if len(self._outcomes) >= _MAX_JOBS:
             self._outcomes.clear()
+        before = self._outcomes.get(ftj.uid)
+        outcome.is_news = (
+            before is None
+            or before.is_unseen
+            or outcome.error is not None
+            or (before.question, before.answer) != (outcome.question, outcome.answer)
+        )
         self._outcomes[ftj.uid] = outcome
 
     async def _ask_in_turn(
@@ -224,6 +241,7 @@ class BackgroundReads(Generic[Answer]):
             return await ask()
 
     def _wake(self, ftj: FineTuneJob, read: asyncio.Task[None]) -> None:
-        """Queue a pass over a job whose answer has arrived."""
-        if not read.cancelled() and ftj.uid in self._outcomes:
+        """Queue a pass over a job whose answer has arrived, unless the passes know the answer."""
+        outcome = None if read.cancelled() else self._outcomes.get(ftj.uid)
+        if outcome and outcome.is_news:
             self.pace.wake(ftj.key)

@@ -106,8 +106,8 @@ class FineTuneJobObserver:
             KubeError: the API server could not be read.
             UnreadableStatusError: a newer version of the operator wrote the status of the job that this job resumes.
         """
-        mlflow = await self.poller.poll(ftj)
         jobs, pods = await self.cache.jobs_and_pods(ftj)
+        mlflow = await self.poller.poll(ftj, has_pods=any(map(is_alive, pods)))
         refused = await read_rejections(self.kube, ftj, jobs, pods, now)
         custom_children = await self._custom_children.read(ftj)
         drivers = custom_children.pods if custom_children else ()

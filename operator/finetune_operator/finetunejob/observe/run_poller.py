@@ -1,6 +1,6 @@
 """Reads a FineTuneJob's run and version from MLflow in the background.
 
-They are read once per poll interval, and not while the server is unreachable.
+They are read once per poll interval, together with the runs of other jobs, and not while the server is unreachable.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from finetune_operator import names, secrets
 from finetune_operator.errors import ExternalError
 from finetune_operator.finetunejob.model import FineTuneJob, Mlflow
 from finetune_operator.finetunejob.observe.background_reads import Answer, BackgroundReads, MaxAge, ReadPace
+from finetune_operator.finetunejob.observe.run_batches import RunBatches
 from finetune_operator.finetunejob.references import is_unpinned
 from finetune_operator.kube import Kube
+from finetune_operator.mlflow.model import Run
 from finetune_operator.registry.base import RegisteredVersion
 from finetune_operator.registry.outages import Outages
 from finetune_operator.registry.tracked import Tracked, open_tracked
@@ -70,15 +72,22 @@ class RunPoller:
 
     def __post_init__(self) -> None:
         self.outages = Outages(self.pace.clock, self.settings.poll_seconds)
-        self._reads = BackgroundReads[Mlflow | None](self.pace, MaxAge.of_polled(self.settings))
+        # NB: a read occupies no thread while it waits for the batch that includes its run.
+        self._reads = BackgroundReads[Mlflow | None](
+            self.pace, MaxAge.of_polled(self.settings), takes_turns=False
+        )
+        self._batches = RunBatches(self.pace.clock)
 
-    async def poll(self, ftj: FineTuneJob) -> Mlflow | None:
+    async def poll(self, ftj: FineTuneJob, *, has_pods: bool = True) -> Mlflow | None:
         """The run and version as last read; None if there is nothing to read, no server, or no answer yet.
+
+        Args:
+            has_pods: whether the job has pods that have not ended.
 
         Raises:
             KubeError: the Secret with the credentials could not be read.
         """
-        query = _build_query(ftj)
+        query = _build_query(ftj, has_pods=has_pods)
         if query is None or ftj.spec is None:
             self.forget(ftj)
             return None
@@ -123,22 +132,42 @@ class RunPoller:
             if tracked is None or ftj.spec is None:
                 return None
             server, registration = tracked.server, ftj.spec.register_
-            experiment = names.experiment(
-                ftj.namespace, ftj.spec.tracking, on_databricks=tracked.workspace is not None
-            )
-            find_run = partial(server.find_run, ftj.uid, experiment, query.run_id)
-            run = await self.ask(ftj, tracked, server.uri, find_run)
+            run = await self._find_run(ftj, tracked, query.run_id)
             version = None
             if run and query.want_version and registration:
                 find_version = partial(_find_version, tracked, registration, query.run_id or run.run_id)
-                version = await self.ask(ftj, tracked, server.registry_uri, find_version)
+                version = await self._ask_in_turn(ftj, tracked, server.registry_uri, find_version)
         except ExternalError as error:
             return Mlflow(problem=error.problem)
         return Mlflow(run=run, version=version, server=server.uri)
 
+    async def _find_run(self, ftj: FineTuneJob, tracked: Tracked, run_id: str | None) -> Run | None:
+        server, experiment_id = tracked.server, ftj.status.mlflow.experiment_id if ftj.status.mlflow else None
+        # NB: workspaces have other limits for searches.
+        if run_id and experiment_id and tracked.workspace is None:
+            search = partial(self._ask_in_turn, ftj, tracked, server.uri)
+            run = await self._batches.find_run(server, run_id, experiment_id, search)
+            if run:
+                return run
+        tracking = ftj.spec.tracking if ftj.spec else Tracking()
+        experiment = names.experiment(ftj.namespace, tracking, on_databricks=tracked.workspace is not None)
+        find_run = partial(server.find_run, ftj.uid, experiment, run_id)
+        return await self._ask_in_turn(ftj, tracked, server.uri, find_run)
 
-def _build_query(ftj: FineTuneJob) -> _Query | None:
-    """Return the request for MLflow; None if the status is complete, or if the job cannot have a run before its aliases are pinned."""
+    async def _ask_in_turn(
+        self, ftj: FineTuneJob, tracked: Tracked, uri: str, question: Callable[[], Answer]
+    ) -> Answer:
+        servers = (tracked.server.uri, tracked.server.registry_uri)
+        async with self.pace.threads.turn(ftj.namespace, servers):
+            return await self.ask(ftj, tracked, uri, question)
+
+
+def _build_query(ftj: FineTuneJob, *, has_pods: bool) -> _Query | None:
+    """Return the request for MLflow.
+
+    It is None if the status is complete, if the job cannot have a run before its aliases are pinned, or if no pod of a suspended job logs
+    to its run.
+    """
     closed = any(
         item.type == ConditionType.TRACKED and item.reason == ConditionReason.RUN_FINISHED
         for item in ftj.status.conditions
@@ -147,6 +176,8 @@ def _build_query(ftj: FineTuneJob) -> _Query | None:
     if ftj.spec is None or (ftj.is_finished and (run_id is None or closed)):
         return None
     if run_id is None and is_unpinned(ftj):
+        return None
+    if run_id is not None and ftj.spec.suspend and not has_pods:
         return None
     unregistered = ftj.holds(ConditionType.TRAINED) and not ftj.holds(ConditionType.REGISTERED)
     return _Query(run_id, unregistered and ftj.spec.register_ is not None)

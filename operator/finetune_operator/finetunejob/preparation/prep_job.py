@@ -64,7 +64,7 @@ class JobBackend(Backend):
             case step_state.Queued():
                 _restore_companions(draft)
                 queueing.report_queue(draft, ConditionType.PREPARED, "the preparation", state.job)
-                draft.requeue_after(draft.settings.poll_seconds)
+                draft.poll()
             case step_state.Starting() | step_state.Blocked() | step_state.Running():
                 _restore_companions(draft)
                 _follow(draft, state)
@@ -133,7 +133,7 @@ def _follow(draft: Draft, state: step_state.AtWork) -> None:
         progress = f"the prep pod is starting{image_pull}"
     message = f"{progress}; kubectl logs job/{state.job['metadata']['name']} shows its progress"
     draft.set(ConditionType.PREPARED, False, ConditionReason.PREPARING, message)
-    draft.requeue_after(draft.settings.poll_seconds)
+    draft.poll()
 
 
 def _finish(draft: Draft, state: step_state.Succeeded) -> Outcome:

@@ -100,6 +100,9 @@ class World:
     def find_run(self, *_: object) -> Run | None:
         return self.runs[0] if self.runs else None
 
+    def find_runs(self, *_: object) -> dict[str, Run]:
+        return {run.run_id: run for run in self.runs}
+
     def find_version(self, *_: object) -> RegisteredVersion | None:
         return self.version
 
@@ -263,6 +266,7 @@ async def test_the_operator_may_end_at_every_write(name: str, monkeypatch: pytes
     async def told(*, before: int | None = None, after: int | None = None) -> World:
         simulation = World(Writes(kill_before=before, kill_after=after))
         monkeypatch.setattr(Server, "find_run", simulation.find_run)
+        monkeypatch.setattr(Server, "find_runs", simulation.find_runs)
         monkeypatch.setattr(MlflowRegistry, "find_version", simulation.find_version)
         monkeypatch.setattr(Server, "ensure_run", simulation.ensure_run)
         monkeypatch.setattr(Server, "finish_run", simulation.finish_run)

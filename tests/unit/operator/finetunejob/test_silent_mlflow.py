@@ -6,6 +6,7 @@ import asyncio
 import json
 import threading
 import time
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,6 +17,7 @@ import pytest
 from finetune_crds.status import MlflowStatus
 from finetune_operator.controller.workqueue import work
 from finetune_operator.finetunejob.observe.background_reads import ReadPace
+from finetune_operator.mlflow.model import Run
 from finetune_operator.mlflow.runs import Server
 from fixtures.fake_kube import StandIn
 from fixtures.operator_in_memory.decisions import SETTINGS, SPLITS, UID, child, ended, running
@@ -44,6 +46,11 @@ class SilentMlflow:
         self.uids.append(uid)
         self.is_over.wait(PATIENCE_SECONDS)
 
+    def find_runs(self, experiments: Mapping[str, str]) -> dict[str, Run]:
+        self.uids += experiments
+        self.is_over.wait(PATIENCE_SECONDS)
+        return {}
+
 
 class Restarts(StandIn):
     """Tells when every job has its second attempt."""
@@ -70,7 +77,7 @@ def of_job(number: int, body: Json) -> Json:
 
 def failed_job(number: int) -> list[Json]:
     """A FineTuneJob whose first attempt has just failed, with the Job and the pods of it."""
-    status = running(mlflow=MlflowStatus(run_id="r1")).model_dump(
+    status = running(mlflow=MlflowStatus(experiment_id="e1", run_id="r1")).model_dump(
         mode="json", by_alias=True, exclude_none=True
     )
     name = "tune-train-1"
@@ -91,6 +98,7 @@ def failed_job(number: int) -> list[Json]:
 async def test_every_job_starts_its_next_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
     mlflow = SilentMlflow()
     monkeypatch.setattr(Server, "find_run", lambda _server, *question: mlflow.find_run(*question))
+    monkeypatch.setattr(Server, "find_runs", lambda _server, experiments: mlflow.find_runs(experiments))
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(2 * SETTINGS.workers))
     kube = Restarts(*(body for number in range(JOBS) for body in failed_job(number)))
     store, queue, reconciler = parts(kube, SETTINGS, time.monotonic, make_pace=partial(ReadPace.of, SETTINGS))

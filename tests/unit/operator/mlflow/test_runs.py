@@ -15,9 +15,9 @@ import pytest
 
 from finetune_crds.conditions import ConditionReason
 from finetune_operator import bounded
-from finetune_operator.errors import PROTOCOL_CODES, ExternalError
+from finetune_operator.errors import PROTOCOL_CODES, ExternalError, Problem
 from finetune_operator.mlflow import client
-from finetune_operator.mlflow.client import Credentials
+from finetune_operator.mlflow.client import Client, Credentials, LargeAnswerError
 from finetune_operator.mlflow.model import Run
 from finetune_operator.mlflow.runs import Server
 from finetune_operator.registry.base import RegisteredVersion
@@ -390,6 +390,37 @@ def test_a_run_is_found_by_its_id_in_one_call(mlflow: Answers) -> None:
     mlflow.by_path["runs/get"] = (200, {"run": RUN})
     assert Server(mlflow.uri, mlflow.uri).find_run("u1", "team", "r1") == FOUND
     assert mlflow.asked == [("GET", "runs/get")]
+
+
+def test_runs_are_found_together_by_their_ids(mlflow: Answers) -> None:
+    mlflow.by_path["runs/search"] = (200, {"runs": [RUN]})
+    server = Server(mlflow.uri, mlflow.uri)
+    assert server.find_runs({"r1": "7", "r2": "8"}) == {"r1": FOUND}
+    assert mlflow.asked == [("POST", "runs/search")]
+    mlflow.by_path["runs/search"] = (200, {"runs": [DELETED_RUN]})
+    assert server.find_runs({"r1": "7"}) == {}
+
+
+def test_runs_that_are_too_large_together_are_asked_for_in_halves(
+    mlflow: Answers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searches: list[str] = []
+    too_large = LargeAnswerError(Problem(ConditionReason.MLFLOW_ERROR, "too large"))
+
+    def post(_client: Client, _path: str, **fields: Any) -> Json:
+        searches.append(fields["filter"])
+        if fields["max_results"] > 1 or "r3" in fields["filter"]:
+            raise too_large
+        run_id = fields["filter"].split("'")[1]
+        return {"runs": [{**RUN, "info": {**RUN["info"], "run_id": run_id}}]}
+
+    monkeypatch.setattr(Client, "post", post)
+    server = Server(mlflow.uri, mlflow.uri)
+    assert sorted(server.find_runs({"r1": "7", "r2": "7"})) == ["r1", "r2"]
+    ids = ("'r1','r2'", "'r1'", "'r2'")
+    assert searches == [f"attributes.run_id IN ({item})" for item in ids]
+    with pytest.raises(LargeAnswerError):
+        server.find_runs({"r3": "7"})
 
 
 @pytest.mark.parametrize("written", ["-1", "0", "", "ten", "1e3"])

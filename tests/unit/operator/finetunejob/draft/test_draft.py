@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from finetune_crds.conditions import ConditionReason, ConditionType
+from finetune_crds.status import Progress
 from finetune_operator.finetunejob.children import has_ended
 from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.finetunejob.model import Deletion
@@ -16,6 +17,7 @@ from fixtures.operator_in_memory.decisions import (
     ftj,
     later,
     observed,
+    running,
     status,
 )
 
@@ -56,6 +58,20 @@ def test_the_earliest_look_counts() -> None:
     for seconds in (30.0, 5.0, 60.0, 0.0, 10.0):
         pass_draft.requeue_after(seconds)
     assert pass_draft.conclude().requeue_seconds == 0.0
+
+
+@pytest.mark.parametrize(("seconds", "poll_seconds"), [(0, 5), (20, 5), (40, 10), (240, 60), (9000, 60)])
+def test_a_job_that_does_not_change_is_looked_at_less_often(seconds: float, poll_seconds: float) -> None:
+    pass_draft = draft(seconds=seconds)
+    pass_draft.poll()
+    assert pass_draft.conclude().requeue_seconds == poll_seconds
+
+
+def test_progress_is_a_change() -> None:
+    before = running(progress=Progress(step=5, update_time=later(200)))
+    pass_draft = Draft(ftj(before), observed(), later(240), SETTINGS)
+    pass_draft.poll()
+    assert pass_draft.conclude().requeue_seconds == 10
 
 
 def test_children_are_deleted_once_and_by_their_uid() -> None:

@@ -232,3 +232,38 @@ async def test_an_error_that_no_pass_waited_for_is_raised_in_the_next_pass() -> 
         await world.read()
     assert await world.read() is None
     assert len(world.questions) == 2
+
+
+async def test_a_late_answer_that_the_passes_know_brings_no_pass() -> None:
+    world = World(patience=0.001)
+
+    async def answer_late(text: str) -> str | None:
+        """The answer of a pass, and then a late answer of the server."""
+
+        async def ask() -> str:
+            await world.may_answer.wait()
+            return text
+
+        known = await world.reads.read(ftj(), "mlflow", "run 1", ask)
+        await world.answer()
+        return known
+
+    assert await answer_late("a") is None
+    assert world.woken_jobs == ["team/tune"]
+    assert await answer_late("b") == "a"
+    for world.clock, text in ((5.0, "a"), (10.0, "a"), (14.5, "b")):
+        assert await answer_late(text) == "a"
+    assert world.woken_jobs == ["team/tune"] * 2
+
+
+async def test_the_more_jobs_are_read_the_older_an_answer_may_be() -> None:
+    world = World()
+    for number in range(1000):
+        await world.read(job=another_job(number))
+    questions = len(world.questions)
+    world.clock = 9.9
+    await world.read(job=another_job(7))
+    assert len(world.questions) == questions
+    world.clock = 10.0
+    await world.read(job=another_job(7))
+    assert len(world.questions) == questions + 1

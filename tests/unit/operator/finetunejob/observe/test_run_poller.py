@@ -131,10 +131,14 @@ def mlflow_queries(monkeypatch: pytest.MonkeyPatch) -> Asked:
     def find_run(server: Server, *given: Any) -> Run | None:
         return found.find_run(server, *given)
 
+    def find_runs(server: Server, experiments: Mapping[str, str]) -> dict[str, Run | None]:
+        return {run_id: found.find_run(server, "", "", run_id) for run_id in experiments}
+
     def find_version(registry: MlflowRegistry, *given: Any) -> None:
         found.find_version(registry, *given)
 
     monkeypatch.setattr(Server, "find_run", find_run)
+    monkeypatch.setattr(Server, "find_runs", find_runs)
     monkeypatch.setattr(MlflowRegistry, "find_version", find_version)
     return found
 
@@ -171,6 +175,23 @@ async def test_mlflow_is_asked_what_is_not_known(
 ) -> None:
     await World().poller.poll(ftj)
     assert mlflow_queries.questions == ([("http://mlflow:5000", *expected)] if expected else [])
+
+
+async def test_mlflow_is_not_asked_about_a_suspended_job_without_pods(mlflow_queries: Asked) -> None:
+    world, suspended = World(), ftj(running(mlflow=RUN), suspend=True)
+    assert await world.poller.poll(suspended, has_pods=False) is None
+    assert mlflow_queries.questions == []
+    assert await world.poller.poll(suspended, has_pods=True) == tracked()
+    assert await world.poller.poll(ftj(running(mlflow=RUN)), has_pods=False) == tracked()
+
+
+async def test_a_run_that_the_search_does_not_find_is_asked_for_alone(
+    mlflow_queries: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be deleted, which a person can undo, or be replaced by a run of the job."""
+    monkeypatch.setattr(Server, "find_runs", lambda _server, _experiments: {})
+    assert await World().poller.poll(ftj(running(mlflow=RUN))) == tracked()
+    assert mlflow_queries.questions == [("http://mlflow:5000", "r1", False)]
 
 
 async def test_the_same_question_is_asked_once_in_a_while(mlflow_queries: Asked) -> None:
