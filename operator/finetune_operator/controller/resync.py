@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 from finetune_operator import names
 from finetune_operator.controller.health import Health
-from finetune_operator.controller.store import CHILDREN, COMPANIONS, KINDS, RESOURCES, Store
+from finetune_operator.controller.projection import COMPANIONS
+from finetune_operator.controller.store import CHILDREN, KINDS, RESOURCES, Store
 from finetune_operator.controller.workqueue import Queues
 from finetune_operator.kube import Kube, KubeError
 from finetune_operator.settings import Settings

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from finetune_crds.base import Json
+from finetune_operator.controller.projection import COMPANIONS, project
 
 Key = tuple[str, str]  # namespace, name
 Identity = tuple[str, str]  # namespace, uid
 RESOURCES = ("FineTuneJob", "ModelPromotion")
-COMPANIONS = ("Service", "ConfigMap")  # what the pods of a Job need besides it; only their metadata is kept
 CHILDREN = ("Job", "Pod", *COMPANIONS)
 KINDS = (*CHILDREN, *RESOURCES)
 _DELETION = ("deletionTimestamp", "deletionGracePeriodSeconds")
@@ -27,17 +27,6 @@ def _key(body: Json) -> Key:
 
 def _version(body: Json) -> int:
     return int(body["metadata"].get("resourceVersion") or 0)
-
-
-def _shrink(kind: str, body: Json) -> Json:
-    """An object without managedFields, which are most of its size, and without the content of a Service or ConfigMap.
-
-    A promotion keeps its managedFields, since they name who changed it; if its spec names no model, the model is the promotion's name.
-    """
-    if kind == "ModelPromotion":
-        return {**body, "spec": {"model": body["metadata"]["name"], **(body.get("spec") or {})}}
-    meta = {name: value for name, value in body["metadata"].items() if name != "managedFields"}
-    return {"metadata": meta} if kind in COMPANIONS else {**body, "metadata": meta}
 
 
 def _keep_first_deletion(stored: Json | None, body: Json) -> Json:
@@ -210,7 +199,7 @@ class Store:
             if stored:
                 self._recorded.pop(_identity(stored), None)
             self._recorded[_identity(body)] = self.recorded_jobs(body)
-        self._objects[kind][key] = _shrink(kind, _keep_first_deletion(stored, body))
+        self._objects[kind][key] = project(kind, _keep_first_deletion(stored, body))
 
     def _keep_tombstone(self, kind: str, body: Json) -> None:
         """Keep the last state of a failed pod while its Job exists; forget it when the Job is deleted."""
@@ -219,7 +208,7 @@ class Store:
         elif kind == "Pod" and body.get("status", {}).get("phase") == "Failed":
             job = self.owner_of(kind, body)
             if job in self._jobs:
-                self._tombstones.setdefault(job, {})[_key(body)] = _shrink(kind, body)
+                self._tombstones.setdefault(job, {})[_key(body)] = project(kind, body)
 
     def _remove(self, kind: str, key: Key, version: int) -> None:
         """Remove an object and its link to its owner. A removed Job is recorded as deleted."""

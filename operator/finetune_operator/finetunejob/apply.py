@@ -15,7 +15,8 @@ from finetune_operator import names
 from finetune_operator.controller import status as status_writer
 from finetune_operator.controller.events import EventTarget
 from finetune_operator.controller.leases import LeaseBusy
-from finetune_operator.controller.store import CHILDREN, COMPANIONS, Store
+from finetune_operator.controller.projection import COMPANIONS
+from finetune_operator.controller.store import CHILDREN, Store
 from finetune_operator.errors import ExternalError, Problem
 from finetune_operator.finetunejob.children import is_being_deleted, is_child
 from finetune_operator.finetunejob.model import (
