@@ -149,7 +149,7 @@ class Operator:
             observer=observer,
             finetunejobs=finetunejobs,
             promotions=_promotions(kube, store, queues, settings, writer),
-            abandoned_runs=AbandonedRuns(kube, settings, namespaces),
+            abandoned_runs=AbandonedRuns(kube, store, settings, namespaces),
             gauges=Gauges(store, settings.resync_seconds, utc_now),
         )
 

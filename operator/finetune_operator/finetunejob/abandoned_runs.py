@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from finetune_crds import contract
 from finetune_crds.conditions import ConditionReason
 from finetune_crds.tracking import Tracking
+from finetune_operator.controller.store import Store
 from finetune_operator.errors import ExternalError
 from finetune_operator.finetunejob.observe.namespaces import NamespaceReader
 from finetune_operator.kube import Kube, KubeError
@@ -38,6 +39,7 @@ class AbandonedRuns:
     """
 
     kube: Kube
+    store: Store
     settings: Settings
     namespaces: NamespaceReader
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
@@ -85,5 +87,10 @@ class AbandonedRuns:
             return False
         if await self.namespaces.read_uid(namespace) != run.tags[contract.TAG_NAMESPACE_UID]:
             return False
+        uid = run.tags.get(contract.TAG_JOB_UID)
+        known = self.store.finetunejobs.get((namespace, name))
+        if known and known["metadata"]["uid"] == uid:
+            return False
+        # NB: the store may be behind, and a run that is closed by mistake is lost.
         body = await self.kube.get("FineTuneJob", namespace, name)
-        return body is None or body["metadata"]["uid"] != run.tags.get(contract.TAG_JOB_UID)
+        return body is None or body["metadata"]["uid"] != uid

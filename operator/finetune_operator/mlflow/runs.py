@@ -29,8 +29,8 @@ _USER = "finetune-operator"
 _RUN_ID = re.compile(r"[A-Za-z0-9][\w-]{0,255}", re.ASCII)
 _EXPERIMENTS_PER_PAGE = 1000
 _EXPERIMENTS_PER_SEARCH = 200
-# NB: the client refuses an answer of more than 4 MiB, and a run may have 0.5 MiB.
-_RUNS_PER_PAGE = 5
+# NB: the client refuses an answer of more than 4 MiB. Most runs have a few KiB, and some 0.5 MiB.
+_RUNS_PER_PAGE = (100, 5)
 _MAX_EXPERIMENT_PAGES = 100
 _MAX_RUN_PAGES = 2000
 
@@ -141,16 +141,8 @@ class Server:
                 )
             ]
             for start in range(0, len(experiments), _EXPERIMENTS_PER_SEARCH):
-                open_runs += map(
-                    _parse_run,
-                    read_pages(
-                        partial(client.post, "runs/search"),
-                        "runs",
-                        max_pages=_MAX_RUN_PAGES,
-                        experiment_ids=experiments[start : start + _EXPERIMENTS_PER_SEARCH],
-                        filter=f"attributes.status = 'RUNNING' and tags.`{tag}` LIKE '%'",
-                        max_results=_RUNS_PER_PAGE,
-                    ),
+                open_runs += _search_open_runs(
+                    client, experiments[start : start + _EXPERIMENTS_PER_SEARCH], tag
                 )
         return open_runs
 
@@ -210,6 +202,25 @@ def _parse_run(answer: Json) -> Run:
         planned_steps=int(planned) if planned.isdecimal() and int(planned) else None,
         is_deleted=info.get("lifecycle_stage") == "deleted",
     )
+
+
+def _search_open_runs(client: Client, experiments: list[str], tag: str) -> list[Run]:
+    """The runs of some experiments that have a tag and were not closed. If a page of many is too large, the pages have few."""
+    for runs_per_page in _RUNS_PER_PAGE:
+        pages = read_pages(
+            partial(client.post, "runs/search"),
+            "runs",
+            max_pages=_MAX_RUN_PAGES,
+            experiment_ids=experiments,
+            filter=f"attributes.status = 'RUNNING' and tags.`{tag}` LIKE '%'",
+            max_results=runs_per_page,
+        )
+        try:
+            return [_parse_run(item) for item in pages]
+        except LargeAnswerError:
+            if runs_per_page == _RUNS_PER_PAGE[-1]:
+                raise
+    return []
 
 
 def _find_job_run(client: Client, experiment_id: str, uid: str) -> Run | None:

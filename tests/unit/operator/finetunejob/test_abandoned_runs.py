@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from finetune_crds import contract
+from finetune_operator.controller.store import Store
 from finetune_operator.finetunejob.abandoned_runs import AbandonedRuns
 from finetune_operator.finetunejob.observe.namespaces import NamespaceReader
 from finetune_operator.kube import KubeError
@@ -77,7 +78,7 @@ async def test_runs_are_closed_whose_job_no_longer_exists_in_this_cluster() -> N
     kube, mlflow = StandIn(NAMESPACE, OTHER, JOB), Mlflow()
     with serving(mlflow.respond) as uri:
         settings = Settings(tracking_uri=uri, namespaces=("team",))
-        await AbandonedRuns(kube, settings, NamespaceReader(kube, lambda: 0.0)).run()
+        await AbandonedRuns(kube, Store(), settings, NamespaceReader(kube, lambda: 0.0)).run()
     assert mlflow.closed == [("of-a-deleted-job", "KILLED"), ("of-an-earlier-job-of-the-name", "KILLED")]
     assert mlflow.refused == []
     assert [search["experiment_ids"] for search in mlflow.searches] == [["1", "2"]] * len(RUNS)
@@ -89,14 +90,25 @@ async def test_no_run_is_closed_while_namespaces_cannot_be_read() -> None:
     kube.refuse["get", "Namespace"] = KubeError(403, "no")
     namespaces = NamespaceReader(kube, lambda: 0.0)
     with serving(mlflow.respond) as uri:
-        await AbandonedRuns(kube, Settings(tracking_uri=uri), namespaces).close()
+        await AbandonedRuns(kube, Store(), Settings(tracking_uri=uri), namespaces).close()
     assert mlflow.closed == []
     assert await namespaces.build_tags("team") == {}
 
 
+async def test_the_run_of_a_job_that_the_store_has_needs_no_read_of_the_job() -> None:
+    kube, mlflow, store = StandIn(NAMESPACE, JOB), Mlflow(), Store()
+    store.put("FineTuneJob", {**JOB, "metadata": {**JOB["metadata"], "resourceVersion": "7"}})
+    with serving(mlflow.respond) as uri:
+        settings = Settings(tracking_uri=uri, namespaces=("team",))
+        await AbandonedRuns(kube, store, settings, NamespaceReader(kube, lambda: 0.0)).run()
+    # Of the job that exists, nothing; of an earlier one of its name, whether it is still there.
+    assert kube.done("get") == ["Namespace/team", "FineTuneJob/gone", "FineTuneJob/tune"]
+    assert len(mlflow.closed) == 2
+
+
 async def test_nothing_is_searched_without_a_server() -> None:
     kube = StandIn()
-    await AbandonedRuns(kube, Settings(), NamespaceReader(kube, lambda: 0.0)).run()
+    await AbandonedRuns(kube, Store(), Settings(), NamespaceReader(kube, lambda: 0.0)).run()
     assert kube.asked == []
 
 
@@ -104,7 +116,7 @@ async def test_a_run_that_cannot_be_closed_keeps_no_other_run_open() -> None:
     kube, mlflow = StandIn(NAMESPACE, OTHER, JOB), Mlflow("of-a-deleted-job")
     with serving(mlflow.respond) as uri:
         settings = Settings(tracking_uri=uri, namespaces=("team",))
-        await AbandonedRuns(kube, settings, NamespaceReader(kube, lambda: 0.0)).run()
+        await AbandonedRuns(kube, Store(), settings, NamespaceReader(kube, lambda: 0.0)).run()
     assert (mlflow.refused, mlflow.closed) == (
         ["of-a-deleted-job"],
         [("of-an-earlier-job-of-the-name", "KILLED")],
@@ -121,7 +133,7 @@ async def test_a_server_that_is_away_is_searched_again_with_growing_delays() -> 
 
     settings = Settings(tracking_uri="http://127.0.0.1:1")
     with pytest.raises(TimeoutError):
-        await AbandonedRuns(kube, settings, NamespaceReader(kube, lambda: 0.0), sleep).run()
+        await AbandonedRuns(kube, Store(), settings, NamespaceReader(kube, lambda: 0.0), sleep).run()
     assert delays == [60, 120, 240, 480, 960, 1920, 3600, 3600]
 
 
@@ -134,7 +146,9 @@ async def test_a_server_that_refuses_the_operator_is_searched_once() -> None:
 
     kube = StandIn()
     with serving(respond) as uri:
-        await AbandonedRuns(kube, Settings(tracking_uri=uri), NamespaceReader(kube, lambda: 0.0)).run()
+        await AbandonedRuns(
+            kube, Store(), Settings(tracking_uri=uri), NamespaceReader(kube, lambda: 0.0)
+        ).run()
     assert asked == ["/api/2.0/mlflow/experiments/search"]
 
 

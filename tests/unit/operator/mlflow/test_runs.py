@@ -423,6 +423,25 @@ def test_runs_that_are_too_large_together_are_asked_for_in_halves(
         server.find_runs({"r3": "7"})
 
 
+@pytest.mark.parametrize(("largest_page", "sizes"), [(100, [100]), (99, [100, 5])])
+def test_open_runs_are_searched_in_smaller_pages_where_they_are_large(
+    mlflow: Answers, monkeypatch: pytest.MonkeyPatch, largest_page: int, sizes: list[int]
+) -> None:
+    page_sizes: list[int] = []
+
+    def post(_client: Client, path: str, **fields: Any) -> Json:
+        if path == "experiments/search":
+            return {"experiments": [{"experiment_id": "7"}]}
+        page_sizes.append(fields["max_results"])
+        if fields["max_results"] > largest_page:
+            raise LargeAnswerError(Problem(ConditionReason.MLFLOW_ERROR, "too large"))
+        return {"runs": [RUN]}
+
+    monkeypatch.setattr(Client, "post", post)
+    assert Server(mlflow.uri, mlflow.uri).find_open_runs("tag") == [FOUND]
+    assert page_sizes == sizes
+
+
 @pytest.mark.parametrize("written", ["-1", "0", "", "ten", "1e3"])
 def test_a_parameter_max_steps_that_is_no_number_of_steps_is_none(mlflow: Answers, written: str) -> None:
     data = {**RUN["data"], "params": [{"key": "max_steps", "value": written}]}
