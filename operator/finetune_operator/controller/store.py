@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from finetune_crds.base import Json
 from finetune_operator.controller.projection import COMPANIONS, project
+from finetune_operator.controller.promotion_index import PromotionIndex
 
 Key = tuple[str, str]  # namespace, name
 Identity = tuple[str, str]  # namespace, uid
@@ -68,6 +69,7 @@ class Store:
     _by_owner: dict[str, dict[Identity, set[Key]]] = field(
         default_factory=lambda: {kind: defaultdict(set) for kind in CHILDREN}
     )
+    promotion_index: PromotionIndex = field(default_factory=PromotionIndex)
     _jobs: set[Identity] = field(default_factory=set)
     """The Jobs in the store."""
     _recorded: dict[Identity, set[Identity]] = field(default_factory=dict)
@@ -199,7 +201,11 @@ class Store:
             if stored:
                 self._recorded.pop(_identity(stored), None)
             self._recorded[_identity(body)] = self.recorded_jobs(body)
-        self._objects[kind][key] = project(kind, _keep_first_deletion(stored, body))
+        kept = self._objects[kind][key] = project(kind, _keep_first_deletion(stored, body))
+        if kind == "ModelPromotion":
+            if stored:
+                self.promotion_index.remove(key, stored)
+            self.promotion_index.add(key, kept)
 
     def _keep_tombstone(self, kind: str, body: Json) -> None:
         """Keep the last state of a failed pod while its Job exists; forget it when the Job is deleted."""
@@ -215,6 +221,8 @@ class Store:
         body = self._objects[kind].pop(key, None)
         if body and kind == "FineTuneJob":
             self._recorded.pop(_identity(body), None)
+        if body and kind == "ModelPromotion":
+            self.promotion_index.remove(key, body)
         owner = self.owner_of(kind, body) if body and kind in CHILDREN else None
         if body is None or owner is None:
             return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple
@@ -16,6 +16,7 @@ from finetune_crds.env import LocalReference
 from finetune_crds.modelpromotion import ModelPromotionSpec
 from finetune_crds.serving import Serving
 from finetune_operator import names, secrets
+from finetune_operator.controller.promotion_index import Key, find_endpoint
 from finetune_operator.controller.store import Store
 from finetune_operator.databricks.access import find_workspace
 from finetune_operator.errors import ExternalError
@@ -81,7 +82,8 @@ class ConflictFinder:
             ExternalError: this promotion's workspace is not known, or cannot be reached.
         """
         claim = self._claim(spec.model_dump(mode="json", by_alias=True))
-        for rival in self._older(promotion, lambda spec: self._keeps(spec, claim)):
+        keys = self.store.promotion_index.of_model(claim.model)
+        for rival in self._older(promotion, keys, lambda spec: self._keeps(spec, claim)):
             # A promotion that cannot use its registry until a user acts does not manage the alias.
             if not _is_blocked(rival) and await self._same_registry(promotion, spec, rival):
                 return rival.key
@@ -93,7 +95,8 @@ class ConflictFinder:
         Raises:
             ExternalError: the server of this promotion's endpoint is not known.
         """
-        for rival in self._older(promotion, lambda spec: _names_endpoint(spec, backend.spec)):
+        keys = self.store.promotion_index.of_endpoint(backend.spec.endpoint)
+        for rival in self._older(promotion, keys, lambda spec: _names_endpoint(spec, backend.spec)):
             rival_backend = _read_backend(rival.spec)
             if rival_backend is None:
                 continue
@@ -123,7 +126,8 @@ class ConflictFinder:
         """The alias that another alias of the same model takes its version from."""
         spec_json = spec.model_dump(mode="json", by_alias=True)
         claim = self._claim({**spec_json, "alias": alias})
-        for rival in self._others(promotion, lambda spec: self._keeps(spec, claim)):
+        keys = self.store.promotion_index.of_model(claim.model)
+        for rival in self._others(promotion, keys, lambda spec: self._keeps(spec, claim)):
             if await self._same_registry(promotion, spec, rival):
                 return (rival.spec.get("source") or {}).get("alias")
         return None
@@ -141,15 +145,20 @@ class ConflictFinder:
         # Compare the alias first: most promotions are about other aliases, and the full comparison resolves the registry.
         return str(spec.get("alias")).casefold() == claim.alias.casefold() and self._claim(spec) == claim
 
-    def _older(self, promotion: Promotion, matches: Callable[[Json], bool]) -> list[Rival]:
+    def _older(
+        self, promotion: Promotion, keys: Iterable[Key], matches: Callable[[Json], bool]
+    ) -> list[Rival]:
         """The other promotions that match and are older, the oldest first."""
         age = (promotion.created, promotion.key)
-        return [rival for rival in self._others(promotion, matches) if rival[:2] < age]
+        return [rival for rival in self._others(promotion, keys, matches) if rival[:2] < age]
 
-    def _others(self, promotion: Promotion, matches: Callable[[Json], bool]) -> list[Rival]:
-        """The other promotions whose spec matches and that are not ending, the oldest first."""
+    def _others(
+        self, promotion: Promotion, keys: Iterable[Key], matches: Callable[[Json], bool]
+    ) -> list[Rival]:
+        """Those of some promotions whose spec matches and that are neither this one nor ending, the oldest first."""
         rivals = []
-        for key, body in self.store.promotions.items():
+        for key in keys:
+            body = self.store.promotions[key]
             meta = body["metadata"]
             if meta["uid"] == promotion.uid or _is_ending(meta) or not matches(body.get("spec") or {}):
                 continue
@@ -232,19 +241,14 @@ def _is_blocked(rival: Rival) -> bool:
 def _names_endpoint(spec: Json, serving: Serving) -> bool:
     """Whether a spec, which possibly does not fit this version's schema, names an endpoint of the same type and name."""
     rival_serving = spec.get("serving") or {}
-    return (rival_serving.get("type"), _endpoint_of(rival_serving)) == (serving.type, serving.endpoint)
-
-
-def _endpoint_of(serving: Json) -> str | None:
-    """The name of the endpoint, even in a spec from an earlier version of the schema: that promotion keeps its endpoint."""
-    return serving.get("endpoint") or (serving.get("databricks") or {}).get("endpoint")
+    return (rival_serving.get("type"), find_endpoint(rival_serving)) == (serving.type, serving.endpoint)
 
 
 def _read_backend(spec: Json) -> ServingBackend | None:
     """The backend of a promotion; None if its spec.serving is invalid: such a promotion changes no endpoint."""
     serving = spec["serving"]
     try:
-        return choose_backend(Serving.model_validate(serving | {"endpoint": _endpoint_of(serving)}))
+        return choose_backend(Serving.model_validate(serving | {"endpoint": find_endpoint(serving)}))
     except ValidationError:
         return None
 

@@ -31,23 +31,15 @@ def on_event(store: Store, queue: WorkQueue, kind: str | None, body: Json) -> No
 
 def on_finetunejob(store: Store, queue: WorkQueue, namespace: str, name: str) -> None:
     """Queue the promotions that take their version from a FineTuneJob."""
-    for key, body in store.promotions.items():
-        if key[0] == namespace and _job_of(body) == name:
-            queue.add("/".join(key))
+    for key in store.promotion_index.of_job(namespace, name):
+        queue.add("/".join(key))
 
 
 def on_model(store: Store, queue: WorkQueue, model: str | None) -> None:
     """Queue the promotions of a registered model."""
-    for key, body in store.promotions.items():
-        if body["spec"].get("model") == model:
+    for key in store.promotion_index.of_model(str(model)):
+        if store.promotions[key]["spec"].get("model") == model:
             queue.add("/".join(key))
-
-
-def _job_of(body: Json) -> str | None:
-    """The FineTuneJob that a promotion takes its version from."""
-    reference = (body["spec"].get("source") or {}).get("fineTuneJobRef") or {}
-    name = reference.get("name")
-    return str(name) if name else None
 
 
 def _without_status(body: Json) -> tuple[Json, object]:

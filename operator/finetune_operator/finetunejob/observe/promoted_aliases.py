@@ -19,7 +19,8 @@ def promoted_aliases(store: Store, settings: Settings, ftj: FineTuneJob) -> dict
     # Unity Catalog ignores the case of names.
     normalize = str.casefold if registry == UNITY_CATALOG else str
     promotions: dict[str, str] = {}
-    for (namespace, name), body in sorted(store.of("ModelPromotion").items()):
+    for key in store.promotion_index.of_model(registration.model):
+        (namespace, name), body = key, store.promotions[key]
         spec = body.get("spec") or {}
         if (
             normalize(str(spec.get("model"))) == normalize(registration.model)
