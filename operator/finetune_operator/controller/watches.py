@@ -6,7 +6,7 @@ The handlers contain no logic and store nothing in annotations: an event only tr
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
@@ -18,6 +18,26 @@ from finetune_crds.modelpromotion import ModelPromotion
 from finetune_operator import names
 
 _TOKEN_LIFETIME = timedelta(minutes=5)
+
+
+class _NoDiffBase(kopf.DiffBaseStorage):
+    """Remembers no last state of objects: handlers of events do not use what has changed.
+
+    kopf compares every object of an event with its last state. For 100 new jobs with 4 pods, that was 20 of 52 s of CPU (November 2026).
+    """
+
+    def build(
+        self, *, body: kopf.Body, extra_fields: Iterable[kopf.FieldSpec] | None = None
+    ) -> kopf.BodyEssence:
+        del body, extra_fields
+        return kopf.BodyEssence()
+
+    def fetch(self, *, body: kopf.Body) -> kopf.BodyEssence | None:
+        del body
+        return None
+
+    def store(self, *, body: kopf.Body, patch: kopf.Patch, essence: kopf.BodyEssence) -> None:
+        del body, patch, essence
 
 
 class Handlers(NamedTuple):
