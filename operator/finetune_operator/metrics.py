@@ -118,7 +118,9 @@ promotions = Gauge("finetune_operator_promotions", "ModelPromotions by phase", [
 promotions_ready = Gauge(
     "finetune_operator_promotions_ready", "ModelPromotions by their condition Ready", ["status", "reason"]
 )
-is_leader = Gauge("finetune_operator_is_leader", "1 if this replica of the operator leads, 0 if it stands by")
+is_leader = Gauge(
+    "finetune_operator_is_leader", "Whether this replica of the operator leads (1) or stands by (0)"
+)
 
 # NB: a counter that appears with its first event has no earlier sample, and `increase` would not show this event.
 for _cause in get_args(AttemptCause):
