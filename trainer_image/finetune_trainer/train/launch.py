@@ -8,7 +8,6 @@ import signal
 import socket
 import sys
 import tempfile
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING
 from finetune_crds.contract import ENV_ATTEMPT, EXIT_PREEMPTED, PodError, TerminationMessage
 from finetune_trainer.pod import exit_status
 from finetune_trainer.pod.attempt import read_attempt
+from finetune_trainer.pod.cpus import count_cpus
 from finetune_trainer.pod.exit_status import PodFailure, PreemptedError, TrainingError
 from finetune_trainer.train.runtime import scratch
 from finetune_trainer.train.runtime.preemption import NOT_STARTED, on_sigterm
@@ -74,7 +74,7 @@ def launch() -> TerminationMessage | None:
     gang = Gang.of(os.environ, recipe)
     with tempfile.TemporaryDirectory(prefix="finetune-") as folder, on_sigterm(_end_in_rendezvous):
         os.environ[scratch.ENV_SCRATCH] = folder
-        set_defaults(os.environ, max(1, _count_cpus() // gang.processes))
+        set_defaults(os.environ, max(1, count_cpus() // gang.processes))
         _choose_device(recipe, gang, Path(folder))
         _run_workers(gang, recipe, Path(folder))
         first = scratch.read_outcome(Path(folder), 0)
@@ -220,12 +220,3 @@ def _find_free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
         return int(probe.getsockname()[1])
-
-
-def _count_cpus() -> int:
-    """Return the number of CPUs of this container: its CPU affinity, limited by the quota of its cgroup."""
-    cpus = len(os.sched_getaffinity(0))
-    with suppress(OSError, ValueError):
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="utf-8").split()
-        cpus = min(cpus, max(1, int(quota) // int(period)))
-    return cpus

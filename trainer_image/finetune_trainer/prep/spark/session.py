@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import os
 import re
 import sys
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from finetune_crds import spark_conf
 from finetune_crds.quantity import jvm_memory
+from finetune_trainer.pod.cpus import count_cpus
 from finetune_trainer.pod.exit_status import RecipeRefusedError, TrainingError
 from finetune_trainer.prep.spark import kubernetes, metastore, stores
 
@@ -33,7 +33,6 @@ ENV_RUNTIME = "DATABRICKS_RUNTIME_VERSION"
 DEFAULT_JARS = "/opt/finetune/jars"
 # Set by spark-submit for the Python process that it runs.
 _ENV_GATEWAY = "PYSPARK_GATEWAY_PORT"
-_CGROUP = Path("/sys/fs/cgroup")
 _LOG_LEVEL = "spark.log.level"
 _LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
 # NB: G1, the JVM's default, collects garbage concurrently on the same cores: on two cores, 500,000 rows took 131 s with it
@@ -111,7 +110,7 @@ def start(spark: Spark, catalog: Catalog | None = None) -> SparkSession:
         spark,
         jars=find_jars(),
         scratch=Path(tempfile.gettempdir()),
-        cores=spark.executor_pods * spark.cores_of_executor if driver else count_cores(),
+        cores=spark.executor_pods * spark.cores_of_executor if driver else count_cpus(),
         environment=os.environ,
         driver=driver,
         catalog=catalog,
@@ -245,27 +244,6 @@ def find_jars() -> Path:
             f"there are no Delta jars in {folder}: run trainer_image/jars.sh and set {ENV_JARS} to its folder",
         )
     return folder
-
-
-def count_cores(cgroup: Path = _CGROUP) -> int:
-    """Return the number of available cores: CPU affinity, limited by the pod's CPU limit; at least 1."""
-    return max(1, min(len(os.sched_getaffinity(0)), _read_cpu_quota(cgroup)))
-
-
-def _read_cpu_quota(cgroup: Path) -> int:
-    """Return the CPU limit in cores, rounded up, from cgroup v2 or v1; a large number without a limit."""
-    unlimited = sys.maxsize
-    try:
-        if (cgroup / "cpu.max").exists():
-            quota, period = (cgroup / "cpu.max").read_text().split()
-        else:
-            quota = (cgroup / "cpu" / "cpu.cfs_quota_us").read_text().strip()
-            period = (cgroup / "cpu" / "cpu.cfs_period_us").read_text().strip()
-    except (OSError, ValueError):
-        return unlimited
-    if quota in ("max", "-1"):
-        return unlimited
-    return math.ceil(int(quota) / int(period))
 
 
 def build_settings(

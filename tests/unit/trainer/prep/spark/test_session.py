@@ -137,27 +137,6 @@ def test_spark_path() -> None:
     assert [session.spark_path(path) for path in paths] == ["s3a://bucket/a", "s3a://bucket/a", "/data/a"]
 
 
-CGROUPS: list[tuple[str, dict[str, str], int]] = [
-    ("v2, one and a half cores", {"cpu.max": "150000 100000\n"}, 2),
-    ("v2, a tenth of a core", {"cpu.max": "10000 100000\n"}, 1),
-    ("v2, no limit", {"cpu.max": "max 100000\n"}, 8),
-    ("v1, three cores", {"cpu/cpu.cfs_quota_us": "300000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 3),
-    ("v1, no limit", {"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, 8),
-    ("no cgroup", {}, 8),
-]
-
-
-@pytest.mark.parametrize(("files", "cores"), [row[1:] for row in CGROUPS], ids=[row[0] for row in CGROUPS])
-def test_cores_are_those_of_the_pods_limit(
-    files: dict[str, str], cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
-    assert session.count_cores(tmp_path) == cores
-
-
 def test_missing_jars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(session.ENV_JARS, str(tmp_path))
     with pytest.raises(TrainingError) as failed:
