@@ -282,7 +282,7 @@ _REFUSED = {
     ),
     **dict.fromkeys(
         ("bloom", "falcon_mamba", "mamba", "mamba2", "marian", "mpt", "rwkv"),
-        "which does not accept position ids, so its documents cannot be kept apart: choose another model",
+        "which does not accept position ids, so the documents of a row cannot be kept apart: choose another model",
     ),
     **dict.fromkeys(
         ("inkling_text", "modernbert-decoder"),

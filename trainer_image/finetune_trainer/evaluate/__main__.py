@@ -32,7 +32,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         contract.EVALUATE_FETCH,
         action="store_true",
-        help="write it to the folder MODEL_PATH as one standalone model, for your own command",
+        help="only write the model to the folder MODEL_PATH, as one standalone model for your own command",
     )
     return parser.parse_args(arguments)
 

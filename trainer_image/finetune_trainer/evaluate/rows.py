@@ -180,7 +180,7 @@ def _build_empty_split_error(recipe: Recipe, spec: Evaluation, encoder: Encoder)
     if encoder.counts["read"]:
         return DataError(
             "EmptySplit",
-            f"no row of the split {name} is left ({encoder.summary()}): {_suggest_remedy(encoder)}",
+            f"no row of the split {name} is left ({encoder.summary()}): {encoder.suggest_remedy()}",
         )
     where = splits.path or getattr(splits, name)
     if where is None:
@@ -192,19 +192,6 @@ def _build_empty_split_error(recipe: Recipe, spec: Evaluation, encoder: Encoder)
         f"{where} has no rows of the split {name}, which the evaluation reads: prepare the data with "
         f"data.prepare.splitRatios.{name} above 0, or set evaluation.split: {other_split}",
     )
-
-
-def _suggest_remedy(encoder: Encoder) -> str:
-    """Return what to do if all rows were dropped."""
-    counts, columns = encoder.counts, encoder.documents.columns
-    remedies = []
-    if counts["too long"] or counts["truncated"]:
-        remedies.append(f"raise training.maxLength above {encoder.max_length}")
-    # A truncated row may have lost its answer when it was cut; all other rows without an answer lack it in the data.
-    if counts["without an answer"] > counts["truncated"]:
-        what = "texts" if columns.text is not None else "answers"
-        remedies.append(f"put {what} into {', '.join(columns.column_names)} of its rows")
-    return ", and ".join(remedies)
 
 
 def _compute_digest(rows: list[Row], spec: Evaluation) -> str:

@@ -102,7 +102,7 @@ def wrong_shape(value: Any) -> str | None:
         return "it is text"
     for number, message in enumerate(value, start=1):
         if not isinstance(message, dict):
-            return f"message {number} has neither"
+            return f"message {number} has neither a role nor a content"
         if not isinstance(message.get("role"), str):
             return f"message {number} has no role"
         # A message that calls tools needs no content.
@@ -225,7 +225,7 @@ def _join_parts(content: str | list[Any], number: int) -> str:
 def _other_part(number: int, kind: Any) -> ValueError:
     if kind == TEXT_PART:
         return ValueError(f"message {number} has a text part without a text")
-    return ValueError(f"message {number} has a part of type {kind}, and only text is learned")
+    return ValueError(f"message {number} has a part of type {kind}, but only text parts can be trained on")
 
 
 def _weight(value: Any, field: str, number: int) -> bool:

@@ -32,7 +32,7 @@ def parse_labels(rows: Mapping[str, list[Any]], columns: Columns) -> list[bool |
         number = parsed.index(None)
         raise RowError(
             "LabelValue",
-            f"column {column} of {A_ROW} holds {rows[column][number]!r:.40}: {EXPECTED_LABELS}; correct or remove these rows",
+            f"column {column} of {A_ROW} holds {rows[column][number]!r:.40}: {EXPECTED_LABELS}; correct or remove such rows",
             offset=number,
         )
     return parsed
@@ -66,7 +66,7 @@ def parse_conversation(value: Any, column: str) -> list[chat_messages.Message]:
     if wrong is not None:
         raise RowError(
             "MessageShape",
-            f"column {column} of {A_ROW} is not a list of {{role, content}}, {wrong}: correct or remove these rows",
+            f"column {column} of {A_ROW} is not a list of {{role, content}}, {wrong}: correct or remove such rows",
         )
     try:
         return chat_messages.messages(value)
@@ -87,7 +87,7 @@ def split_weights(
 def _message_error(column: str, error: ValueError) -> RowError:
     return RowError(
         "MessageShape",
-        f"column {column} of {A_ROW} is invalid, {error}: correct or remove these rows",
+        f"column {column} of {A_ROW} is invalid, {error}: correct or remove such rows",
     )
 
 
@@ -97,7 +97,7 @@ def parse_tools(value: Any, column: str) -> list[dict[str, Any]] | None:
         return chat_messages.tools(value)
     except ValueError as error:
         raise RowError(
-            "ToolShape", f"column {column} of {A_ROW} is invalid, {error}: correct or remove these rows"
+            "ToolShape", f"column {column} of {A_ROW} is invalid, {error}: correct or remove such rows"
         ) from error
 
 

@@ -67,8 +67,8 @@ def find_columns(
         among = "the templates name" if templates else "it has"
         raise DataError(
             "ColumnsUnknown",
-            f"{where} has no columns with well-known names of examples: {among} {_list_columns(considered)}; name them in "
-            "data.columns",
+            f"{where} has no columns with well-known names of examples: {among} {_list_columns(considered)}; name the columns of an "
+            "example in data.columns",
         )
     if len(examples) > 1:
         raise DataError(
@@ -131,7 +131,7 @@ def _find_preference_columns(schema: Sequence[Column], where: str, objective: Ob
         raise DataError(
             "ColumnsUnknown",
             f"{where} does not have the columns {join_names(columns.column_names)}, which objective {objective} requires: it has "
-            f"{_list_columns(schema)}; name them in data.columns",
+            f"{_list_columns(schema)}; name the columns of an example in data.columns",
         )
     return columns
 

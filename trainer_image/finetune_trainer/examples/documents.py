@@ -162,8 +162,8 @@ class Documents:
         if not self.answers_only and not all(weights[turn] for turn in answers):
             raise RowError(
                 "MessageWeight",
-                f"column {column} of {A_ROW} has an answer with {self._weight} 0, but objective.lossOn All computes the loss on "
-                "every token: remove one of them",
+                f"column {column} of {A_ROW} has an answer with {self._weight} 0, but objective.lossOn All computes the loss on every "
+                "token: remove the weight, or objective.lossOn All",
             )
         return messages, [turn for turn in (answers[-1:] if self.last_only else answers) if weights[turn]]
 
@@ -242,8 +242,8 @@ class Documents:
         if not all(weights[turn] for turn in learned):
             raise RowError(
                 "MessageWeight",
-                f"the preference of {A_ROW} has an answer with {chat_messages.WEIGHT} 0, but preferences compare whole answers: remove the field, or "
-                "remove these rows",
+                f"the preference of {A_ROW} has an answer with {chat_messages.WEIGHT} 0, but preferences compare whole answers: remove "
+                "the weight, or such rows",
             )
         return self._encode_conversation(messages, learned, True)
 

@@ -57,7 +57,7 @@ def find_other_format(line: bytes) -> str | None:
 
 def explain_unreadable_line(number: int, file: str, reason: str) -> str:
     """Return the sentence for a line that cannot be read, by its number from 1."""
-    remedy = _REMEDIES.get(reason, "correct it, or write the file again")
+    remedy = _REMEDIES.get(reason, "correct the line, or write the file again")
     return f"line {number} of {file} cannot be read ({reason}): {remedy}"
 
 
@@ -106,7 +106,7 @@ def explain_label_type(column: str, where: str, kind: str) -> str:
 
 def explain_lists(column: str) -> str:
     """Return the sentence for a column that contains lists where texts are required."""
-    return f"column {column} contains lists, but text is required: name it in data.columns.messages if the lists are conversations"
+    return f"column {column} contains lists, but text is required: name the column in data.columns.messages if the lists are conversations"
 
 
 def find_twins(column: str, columns: Iterable[str]) -> list[str]:

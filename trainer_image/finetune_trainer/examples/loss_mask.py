@@ -102,7 +102,7 @@ def find_spans(
         raise RowError(
             "ChatTemplate",
             f"the chat template has {len(blocks)} {{% generation %}} blocks for the {len(answer_turns)} turns of the assistant in {A_ROW}, so "
-            "those of some turns cannot be identified: set model.chatTemplate to one with a block for each turn",
+            "the blocks of some turns cannot be identified: set model.chatTemplate to a template with a block for each turn",
         )
     return [block for turn, block in zip(answer_turns, blocks, strict=True) if turn in learned]
 

@@ -78,7 +78,7 @@ def _add_new_tokens(tokenizer: PreTrainedTokenizerBase, model: Model) -> None:
     existing = [token for token in new if token in tokenizer.get_vocab()]
     if existing:
         raise RecipeRefusedError(
-            f"model.newTokens {existing[0]} already exists in the tokenizer of model.base {model.base}: remove it"
+            f"model.newTokens {existing[0]} already exists in the tokenizer of model.base {model.base}: remove it from model.newTokens"
         )
     tokenizer.add_tokens([AddedToken(token, normalized=False) for token in new])
 

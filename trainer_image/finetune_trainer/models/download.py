@@ -186,7 +186,7 @@ def _fetch_base(adapter: Parts, uri: str, place: _Place, *, without_weights: boo
     if digest != reference.digest:
         raise RecipeRefusedError(
             f"model.base {uri} is an adapter of {reference.uri}, which has changed: its digest is {digest}, but the adapter was "
-            f"trained on {reference.digest}: restore those files, or start from another model",
+            f"trained on {reference.digest}: restore the files that the adapter was trained on, or start from another model",
             reason="BaseChanged",
         )
     return replace(base, origin=replace(base.origin, digest=digest) if base.origin else None)

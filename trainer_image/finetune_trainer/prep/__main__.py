@@ -27,7 +27,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="finetune-prep",
-        description="Prepare the corpus of a FineTuneJob. Without --recipe: of the recipe at FINETUNE_RECIPE.",
+        description="Prepare the corpus of a FineTuneJob. Without --recipe, prepare the recipe at FINETUNE_RECIPE.",
     )
     parser.add_argument(
         "--recipe", type=Path, help="the manifest of a FineTuneJob, or a recipe: prepare it on this machine"

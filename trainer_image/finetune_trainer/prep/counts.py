@@ -70,8 +70,8 @@ def require_examples(counts: Counts, plan: Plan) -> None:
     if not counts.learned:
         raise DataError(
             "NothingLearned",
-            f"the loss covers the messages of the assistant, but the {examples} examples of {plan.source_name} have no token in them: "
-            "check the weights of the messages, and that their roles are system, user, assistant and tool, or set objective.lossOn: All",
+            f"the loss covers only messages of the assistant, and none in the {examples} examples of {plan.source_name} has a token to train "
+            "on: check the weights of the messages, and that their roles are system, user, assistant and tool, or set objective.lossOn: All",
         )
     for name in ("train", "validation"):
         ratio = getattr(plan.prepare.split_ratios, name)

@@ -41,8 +41,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         PreparationFailedError: the preparation failed; the report has the reason.
     """
     parser = argparse.ArgumentParser(prog=contract.PREP_WHEEL_ENTRY)
-    parser.add_argument(contract.PARAMETER_FOLDER, type=Path, required=True, help="with recipe.yaml")
-    parser.add_argument(contract.PARAMETER_MLFLOW_RUN, default="", help="the job's, in this workspace")
+    parser.add_argument(
+        contract.PARAMETER_FOLDER, type=Path, required=True, help="the folder with recipe.yaml"
+    )
+    parser.add_argument(
+        contract.PARAMETER_MLFLOW_RUN,
+        default="",
+        help="the MLflow run of the job, if it is in this workspace",
+    )
     options = parser.parse_args(arguments)
     folder: Path = options.folder
     reported_error = ""

@@ -372,7 +372,7 @@ def log_result(result: PrepResult) -> None:
     """Print the rows after each step, and the sizes of the splits."""
     rows, tokens = result.rows.to_json(), result.tokens.to_json()
     remaining = sum(rows.values()) + sum(result.dropped.values())
-    log(f"{'step':<14} {'dropped':>10} {'left':>10}")
+    log(f"{'step':<14} {'dropped':>10} {'remaining':>10}")
     log(f"{'source':<14} {'':>10} {remaining:>10,}")
     for name, number in result.dropped.items():
         remaining -= number

@@ -127,8 +127,7 @@ def _find_spark_error(request: Request, condition: str, detail: str) -> PodFailu
     if condition.startswith(_ROW_CONDITIONS):
         return DataError(
             "FilterFailed",
-            f"data.prepare.filter `{request.prepare.filter}` fails on a row of {request.source_name}: {detail}; use "
-            "try_cast, or exclude these rows",
+            f"data.prepare.filter `{request.prepare.filter}` fails on a row of {request.source_name}: {detail}; use try_cast, or exclude such rows",
         )
     if condition == _FILE_DELETED and (table := _find_table(request, detail)):
         return delta_table.build_gone_error(table)
@@ -155,7 +154,8 @@ def _find_column_error(request: Request, condition: str, detail: str) -> PodFail
     if condition.startswith("PARQUET_TYPE_"):
         return DataError(
             "WrongColumnType",
-            f"{request.source_name} has a column of a type that Spark does not read ({detail[:_MAX_MESSAGE_CHARS]}): write it with another type",
+            f"{request.source_name} has a column of a type that Spark does not read ({detail[:_MAX_MESSAGE_CHARS]}): write the column "
+            "with another type",
         )
     return None
 
@@ -232,8 +232,7 @@ def _find_hadoop_error(causes: list[tuple[str, str]]) -> PodFailure | None:
             return DataError(
                 "AccessDenied",
                 (
-                    f"{_find_first_address(causes)} is not accessible with the pod's credentials: grant them access, or "
-                    "correct them"
+                    f"{_find_first_address(causes)} is not accessible with the pod's credentials: grant these credentials access, or correct them"
                 ),
             )
         if kind in _ACCESS_DENIED_CLASSES:
@@ -242,7 +241,7 @@ def _find_hadoop_error(causes: list[tuple[str, str]]) -> PodFailure | None:
             )
             return DataError(
                 "AccessDenied",
-                f"{_find_address(detail)} is not accessible with {credentials}: grant them access, or correct them",
+                f"{_find_address(detail)} is not accessible with {credentials}: grant these credentials access, or correct them",
             )
         missing = _find_missing_error(kind, detail)
         if missing:

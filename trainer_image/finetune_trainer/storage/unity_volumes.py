@@ -235,7 +235,8 @@ def _open_api(path: str) -> Iterator[FilesExt]:
         ) from error
     except PermissionDenied as error:
         raise PermissionError(
-            f"the pod's credentials have no access to {path}: grant them READ VOLUME and WRITE VOLUME on {_name_volume(path)}, and USE CATALOG and "
+            f"the pod's credentials have no access to {path}: grant these credentials READ VOLUME and WRITE VOLUME on "
+            f"{_name_volume(path)}, and USE CATALOG and "
             "USE SCHEMA above it"
         ) from error
     except DatabricksError as error:

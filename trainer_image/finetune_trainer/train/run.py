@@ -375,4 +375,4 @@ def _confirm_delivery(checkpointer: Checkpointer | None) -> None:
     """Raise SupersededError if newer pods of the job have claimed the checkpoint folder."""
     if checkpointer is not None:
         # NB: if the storage fails, delivery goes on: output.uri and the registry have checks of their own.
-        checkpointer.claim.try_to_confirm("and the model is delivered")
+        checkpointer.claim.try_to_confirm("the model is delivered anyway")

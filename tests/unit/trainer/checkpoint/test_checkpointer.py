@@ -155,7 +155,7 @@ def test_old_checkpoints_that_cannot_be_deleted_do_no_harm(
         run.train_and_save(1)
     assert (run.checkpointer.failure, run.published, folders(run)) == (None, [1, 2, 3], [1, 2, 3])
     assert capsys.readouterr().out == (
-        f"old checkpoints in {run.steps} could not be deleted, and the next save retries: Permission denied\n"
+        f"old checkpoints in {run.steps} could not be deleted; the next save will try again: Permission denied\n"
     )
     run.train_and_save(1)
     assert folders(run) == [3, 4]

@@ -131,9 +131,9 @@ def test_a_storage_that_fails_stops_no_training_and_a_newer_claim_does(
             raise ConnectionRefusedError(111, "Connection refused")
 
         patch.setattr(filesystems, "write_atomically", away)
-        first.try_to_confirm("and the next save claims it")
+        first.try_to_confirm("the next save will claim the folder")
     assert capsys.readouterr().out == (
-        f"the claim on the checkpoint folder {tmp_path} cannot be confirmed, and the next save claims it: Connection refused\n"
+        f"the claim on the checkpoint folder {tmp_path} cannot be confirmed; the next save will claim the folder: Connection refused\n"
     )
     claim_of(tmp_path, 2).confirm()
-    assert refusal(lambda: first.try_to_confirm("and the next save claims it"))[0] == 75
+    assert refusal(lambda: first.try_to_confirm("the next save will claim the folder"))[0] == 75

@@ -176,8 +176,8 @@ def test_a_folder_without_a_checkpoint_is_refused(first: Run) -> None:
         assert refusal(first.next_job(place).checkpointer.find_newest) == (
             64,
             "CheckpointNotFound",
-            f"checkpoint.resumeFrom: {place} has no complete checkpoint: set it to the "
-            "status.checkpoint.uri of a job, or remove resumeFrom",
+            f"checkpoint.resumeFrom: {place} has no complete checkpoint: set resumeFrom to "
+            "the status.checkpoint.uri of a job, or remove it",
         )
 
 

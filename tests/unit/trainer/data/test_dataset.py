@@ -109,6 +109,7 @@ def test_bad_data_is_refused_in_a_sentence(
         "bytes": [{"split": "train", "prompt": "a", "response": b"1"}],
         "no training rows": [{"split": "test", "prompt": "a", "response": "b"}],
         "all too long": [{"split": "train", "prompt": "a" * 200, "response": "b"}],
+        "no answers": [{"split": "train", "prompt": "", "response": ""}],
     }
     import pyarrow as pa
 
@@ -133,7 +134,9 @@ def test_bad_data_is_refused_in_a_sentence(
         "no training rows": "EmptySplit: /no training rows has no rows of the split train: "
         "check how the splits were written",
         "all too long": "EmptySplit: every example of the split train in /all too long was dropped "
-        "(1 read, 1 too long): raise training.maxLength above 64, or check the data",
+        "(1 read, 1 too long): raise training.maxLength above 64",
+        "no answers": "EmptySplit: every example of the split train in /no answers was dropped "
+        "(1 read, 1 without an answer): put answers into prompt, response of the rows",
         "nowhere": "MissingTable: data.splits.path /nowhere is not a Delta table: correct the path",
     }
     missing_version = sentence(Splits(type="Delta", path=str(table), version=7)).replace(str(table), "T")
@@ -481,13 +484,13 @@ def test_broken_files_are_named(tmp_path: Path) -> None:
         # What the library says of it, and names that Delta makes up, are theirs to choose.
         sentences[name] = re.sub(r"part-\S+", "PART", re.sub(r"\(.*\)", "(...)", sentence))
     assert sentences == {
-        "cut off": "CorruptData: line 2 of /cut.jsonl cannot be read (...): correct it, or write the file again",
+        "cut off": "CorruptData: line 2 of /cut.jsonl cannot be read (...): correct the line, or write the file again",
         "no object": "CorruptData: line 1 of /list.jsonl cannot be read (...): convert the file with jq -c '.[]'",
         "no text": "ColumnType: column response of /object.jsonl holds structures: examples are text, numbers, booleans, dates or times, "
         "or lists of {role, content}",
         "null": "NullValue: column response has rows without a value in /null.jsonl: remove these rows",
         "other columns": "MissingColumn: /other.jsonl has no column prompt and response: it has question",
-        "broken gzip": "CorruptData: line 1 of /broken.gz cannot be read (...): correct it, or write the file again",
+        "broken gzip": "CorruptData: line 1 of /broken.gz cannot be read (...): correct the line, or write the file again",
         "nothing": "MissingFile: /nothing has no files: check how the splits were written",
         "no footer": "CorruptData: /no-footer cannot be read (...): write it again",
         "bad page": "CorruptData: /bad-page cannot be read (...): write it again",

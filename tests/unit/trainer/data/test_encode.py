@@ -76,6 +76,44 @@ def test_a_pair_is_kept_or_left_out_as_a_whole(
     assert dict(encoding.counts) == {**counts, "without a difference": 1, "without an answer": 2}
 
 
+REMEDIES: dict[str, tuple[str, dict[str, list[str]], str]] = {
+    "too long": (
+        "Drop",
+        {"prompt": ["qq"], "chosen": ["q" * 11], "rejected": ["jjj"]},
+        "raise training.maxLength above 8",
+    ),
+    "truncated before they differ": (
+        "Truncate",
+        {"prompt": ["qqqqqqqq"], "chosen": ["j"], "rejected": ["k"]},
+        "raise training.maxLength above 8",
+    ),
+    "without an answer": (
+        "Drop",
+        {"prompt": ["qq"], "chosen": [""], "rejected": ["jjj"]},
+        "put answers into prompt, chosen, rejected of the rows",
+    ),
+    "without a difference": (
+        "Drop",
+        {"prompt": ["qq"], "chosen": ["jjj"], "rejected": ["jjj"]},
+        "put different answers into chosen and rejected of the rows",
+    ),
+    "too long, and without a difference": (
+        "Drop",
+        {"prompt": ["qq"] * 2, "chosen": ["q" * 11, "jjj"], "rejected": ["jjj", "jjj"]},
+        "raise training.maxLength above 8, and put different answers into chosen and rejected of the rows",
+    ),
+}
+
+
+@pytest.mark.parametrize(("truncation", "rows", "remedy"), REMEDIES.values(), ids=REMEDIES)
+def test_the_remedy_follows_from_why_rows_were_dropped(
+    truncation: str, rows: dict[str, list[str]], remedy: str, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    encoding = encoder(tokenizer, PREFERENCE, max_length=8, truncation=truncation)
+    assert list(encoding.encode(rows)) == []
+    assert encoding.suggest_remedy() == remedy
+
+
 def test_counts_are_metrics_too(tokenizer: PreTrainedTokenizerBase) -> None:
     encoding = encoder(tokenizer, Columns(type="Text", text="text"), max_length=8, truncation="Truncate")
     list(encoding.encode({"text": ["qqqqqqqqqqqq", "qqqq"]}))

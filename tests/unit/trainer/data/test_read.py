@@ -123,7 +123,7 @@ def test_what_is_found_must_fit_the_objective(pod: Pod, world: World, tmp_path: 
 
     assert sentence({"type": "DPO"}) == (
         "65 ColumnsUnknown: /texts.jsonl does not have the columns prompt, chosen and rejected, which "
-        "objective DPO requires: it has text (str); name them in data.columns"
+        "objective DPO requires: it has text (str); name the columns of an example in data.columns"
     )
     assert sentence({"lossOn": "Answer"}) == (
         "64 RecipeRefused: objective.lossOn Answer and LastAnswer require data.columns.type PromptResponse or Messages;"

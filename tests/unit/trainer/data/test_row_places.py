@@ -95,8 +95,8 @@ def test_a_row_that_is_refused_is_named(
         dataset.tokenize(splits, "train", encoder, tmp_path / "tokens")
     assert (refused.value.reason, refused.value.message) == (
         "MessageShape",
-        f"column messages of {place.format(folder=tmp_path / 'splits')} is invalid, message 1 has a part of type image, and only text is "
-        "learned: correct or remove these rows",
+        f"column messages of {place.format(folder=tmp_path / 'splits')} is invalid, message 1 has a part of type image, but only text "
+        "parts can be trained on: correct or remove such rows",
     )
 
 

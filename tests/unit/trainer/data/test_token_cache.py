@@ -103,7 +103,7 @@ def test_what_is_not_whole_is_tokenized_and_stored_again(
     capsys.readouterr()
     assert arrays(loaded(stored, world, "second")) == arrays(first)
     output = capsys.readouterr().out
-    expected_line = f"cannot read the stored tokens of split train; tokenizing it again: {reason}"
+    expected_line = f"cannot read the stored tokens of split train; tokenizing the split again: {reason}"
     assert (expected_line in output) is bool(reason), output
     loaded(stored, world, "third")
     assert "train: using the tokens of an earlier attempt" in capsys.readouterr().out
@@ -115,7 +115,7 @@ def test_a_storage_that_fails_stops_no_attempt(
     (stored.folder / "checkpoints").write_text("a file where the folder would be")
     assert len(loaded(stored, world, "first").train) > 0
     assert (
-        "cannot store the tokens of split train; later attempts tokenize it again: "
+        "cannot store the tokens of split train; later attempts tokenize the split again: "
         in capsys.readouterr().out
     )
 

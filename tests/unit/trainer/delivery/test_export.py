@@ -320,7 +320,7 @@ def test_an_unknown_target_module_is_refused_with_the_known_names(
     with pytest.raises(RecipeRefusedError) as refused:
         adapt.adapt(model, recipe.method, recipe.model.base)
     assert refused.value.message == (
-        "method.lora.targetModules qkv is not a linear layer of the model: it has down_proj, gate_proj, k_proj, "
+        "method.lora.targetModules qkv is not a linear layer of the model: its linear layers are down_proj, gate_proj, k_proj, "
         "lm_head, o_proj, q_proj, up_proj, v_proj"
     )
 
@@ -340,5 +340,5 @@ def test_a_base_that_cannot_be_used_is_refused(
         "model.base /empty cannot be loaded: Unrecognized model"
     )
     assert sentence({"training.maxLength": 512}) == (
-        "training.maxLength 512 exceeds the context of 128 tokens of model.base BASE: lower it"
+        "training.maxLength 512 exceeds the context of 128 tokens of model.base BASE: lower training.maxLength"
     )

@@ -278,7 +278,7 @@ REFUSED: dict[str, tuple[Examples, dict[str, Any], str]] = {
     "a prompt that is too long": (
         PROMPTS,
         {"inputs": {"prompt": ASKED * 60}},
-        "the prompt has 420 tokens, and the model takes 128 with the answer: shorten it",
+        "the prompt has 420 tokens, and the model takes 128 including the answer: shorten the prompt",
     ),
     "a penalty that is none": (
         PROMPTS,

@@ -223,7 +223,7 @@ NONE_LEFT: dict[str, tuple[list[str], dict[str, Any], str]] = {
     "without an answer": (
         ["user"],
         {},
-        "(1 read, 1 without an answer): put answers into messages of its rows",
+        "(1 read, 1 without an answer): put answers into messages of the rows",
     ),
 }
 

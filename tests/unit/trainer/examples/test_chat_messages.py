@@ -110,7 +110,9 @@ def test_calls_of_another_shape(calls: Any, sentence: str) -> None:
     ],
 )
 def test_parts_that_are_not_text(part: Any, kind: str) -> None:
-    with pytest.raises(ValueError, match=f"^message 2 has a part of type {kind}, and only text is learned$"):
+    with pytest.raises(
+        ValueError, match=f"^message 2 has a part of type {kind}, but only text parts can be trained on$"
+    ):
         chat_messages.messages(
             [{"role": "user", "content": "hi"}, {"role": "user", "content": ["What?", part]}]
         )

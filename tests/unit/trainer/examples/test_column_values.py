@@ -25,6 +25,5 @@ def test_what_is_no_label_is_refused_in_a_sentence(value: Any) -> None:
     with pytest.raises(DataError) as refused:
         parse_labels({"thumb": [True, value]}, UNPAIRED)
     assert f"{refused.value.reason}: {refused.value.message}" == (
-        f"LabelValue: column thumb of a row holds {value!r}: labels are booleans, 1 and 0, or the texts true and false; correct or remove "
-        "these rows"
+        f"LabelValue: column thumb of a row holds {value!r}: labels are booleans, 1 and 0, or the texts true and false; correct or remove such rows"
     )

@@ -124,7 +124,7 @@ def test_columns_are_known_by_their_names_and_types(
     assert find_columns(columns, "/corpus", **options) == Columns.model_validate(expected)
 
 
-NAME = "; name them in data.columns"
+NAME = "; name the columns of an example in data.columns"
 REFUSED: dict[str, tuple[list[Column], Json, str]] = {
     "nothing known": (
         schema("title", "body", other="score"),

@@ -234,7 +234,7 @@ def test_weights_that_are_not_of_a_judged_answer_say_nothing(
         pairs_of(tokenizer, [(plain, answers[0], [assistant("e") | {"weight": 0}])])
     assert (refused.value.reason, refused.value.message) == (
         "MessageWeight",
-        "the preference of a row has an answer with weight 0, but preferences compare whole answers: remove the field, or remove these rows",
+        "the preference of a row has an answer with weight 0, but preferences compare whole answers: remove the weight, or such rows",
     )
 
 
@@ -312,45 +312,44 @@ SHAPE = "MessageShape: column chat of a row is not a list of {role, content}, "
         (
             MESSAGES,
             {"chat": [[user("a"), {"content": "b"}]]},
-            f"{SHAPE}message 2 has no role: correct or remove these rows",
+            f"{SHAPE}message 2 has no role: correct or remove such rows",
         ),
         (
             MESSAGES,
             {"chat": [[{"role": "user", "content": None}]]},
-            f"{SHAPE}message 1 has no content: correct or remove these rows",
+            f"{SHAPE}message 1 has no content: correct or remove such rows",
         ),
         (
             MESSAGES,
             {"chat": [["a", "b"]]},
-            f"{SHAPE}message 1 has neither: correct or remove these rows",
+            f"{SHAPE}message 1 has neither a role nor a content: correct or remove such rows",
         ),
         (
             MESSAGES,
             {"chat": ["a"]},
-            f"{SHAPE}it is text: correct or remove these rows",
+            f"{SHAPE}it is text: correct or remove such rows",
         ),
         (
             MESSAGES,
             {"chat": [[{"role": "user", "content": [{"type": "image"}]}, assistant("b")]]},
-            "MessageShape: column chat of a row is invalid, message 1 has a part of type image, and only text is "
-            "learned: correct or remove these rows",
+            "MessageShape: column chat of a row is invalid, message 1 has a part of type image, but only text parts can be trained on: "
+            "correct or remove such rows",
         ),
         (
             MESSAGES,
             {"chat": [[{"role": "assistant", "tool_calls": "count"}]]},
-            "MessageShape: column chat of a row is invalid, tool_calls of message 1 are not JSON: correct or "
-            "remove these rows",
+            "MessageShape: column chat of a row is invalid, tool_calls of message 1 are not JSON: correct or remove such rows",
         ),
         (
             MESSAGES,
             {"chat": [[user("a"), assistant("b") | {"weight": 0.5}]]},
             "MessageShape: column chat of a row is invalid, weight of message 2 is 0.5, but must be 1 (the message "
-            "is learned) or 0 (it is not): correct or remove these rows",
+            "is learned) or 0 (it is not): correct or remove such rows",
         ),
         (
             Columns(type="Messages", messages="chat", tools="functions"),
             {"chat": [[assistant("a")]], "functions": ["count"]},
-            "ToolShape: column functions of a row is invalid, tools are not JSON: correct or remove these rows",
+            "ToolShape: column functions of a row is invalid, tools are not JSON: correct or remove such rows",
         ),
         (
             MESSAGES,
@@ -361,7 +360,7 @@ SHAPE = "MessageShape: column chat of a row is not a list of {role, content}, "
         (
             Columns(type="Text", text="body"),
             {"body": [[user("a")]]},
-            "ColumnType: column body contains lists, but text is required: name it in data.columns.messages if the lists are "
+            "ColumnType: column body contains lists, but text is required: name the column in data.columns.messages if the lists are "
             "conversations",
         ),
         (

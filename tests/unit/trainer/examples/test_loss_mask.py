@@ -419,8 +419,8 @@ def test_blocks_that_cannot_be_told_apart(tokenizer: PreTrainedTokenizerFast, mo
     with pytest.raises(DataError) as refused:
         document(tokenizer, TWO, last=True)
     assert refused.value.message == (
-        "the chat template has 1 {% generation %} blocks for the 2 turns of the assistant in a row, so those of some "
-        "turns cannot be identified: set model.chatTemplate to one with a block for each turn"
+        "the chat template has 1 {% generation %} blocks for the 2 turns of the assistant in a row, so the blocks of some turns cannot "
+        "be identified: set model.chatTemplate to a template with a block for each turn"
     )
 
 
@@ -456,7 +456,7 @@ def test_blocks_of_answers_that_were_judged(tokenizer: PreTrainedTokenizerFast, 
     with pytest.raises(DataError) as refused:
         list(documents.of(rows | {"chosen": [weighed(TWO[3:], 0)]}))
     assert refused.value.message == (
-        "the preference of a row has an answer with weight 0, but preferences compare whole answers: remove the field, or remove these rows"
+        "the preference of a row has an answer with weight 0, but preferences compare whole answers: remove the weight, or such rows"
     )
 
 
@@ -480,8 +480,8 @@ def test_weights_beside_a_loss_on_all_tokens(tokenizer: PreTrainedTokenizerFast,
     with pytest.raises(DataError) as refused:
         list(documents.of({"messages": [weighed(TWO, 1, 0)]}))
     assert refused.value.message == (
-        "column messages of a row has an answer with weight 0, but objective.lossOn All computes the loss on every token: remove one "
-        "of them"
+        "column messages of a row has an answer with weight 0, but objective.lossOn All computes the loss on every token: remove the "
+        "weight, or objective.lossOn All"
     )
 
 

@@ -116,7 +116,7 @@ def test_new_tokens_are_tokens_of_text_in_any_order(base_model: Path) -> None:
     with pytest.raises(RecipeRefusedError) as refused:
         load_tokenizer(Model(base="tiny", new_tokens=["<new>", "house", "<eos>"]), base_model)
     assert refused.value.message == (
-        "model.newTokens <eos> already exists in the tokenizer of model.base tiny: remove it"
+        "model.newTokens <eos> already exists in the tokenizer of model.base tiny: remove it from model.newTokens"
     )
 
 

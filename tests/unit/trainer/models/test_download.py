@@ -234,8 +234,8 @@ GONE = {
     "s3://bucket/nothing": "no longer exists: restore the base, or start from another model",
     "models:/nothing/1/model": "no longer exists: restore the base, or start from another model",
     "models:/plain/1/nothing": "no longer exists: restore the base, or start from another model",
-    BASE: "has changed: its digest is DIGEST, but the adapter was trained on sha256:0: restore those "
-    "files, or start from another model",
+    BASE: "has changed: its digest is DIGEST, but the adapter was trained on sha256:0: "
+    "restore the files that the adapter was trained on, or start from another model",
 }
 
 

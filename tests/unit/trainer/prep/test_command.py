@@ -191,7 +191,7 @@ def test_the_command_leaves_a_result_also_after_one_that_was_killed(
     assert job_recipe.data.source
     assert f"source {job_recipe.data.source.path} version 0\n" in log
     assert log[log.index("step ") :].splitlines()[:7] == [
-        "step              dropped       left",
+        "step              dropped  remaining",
         "source                           104",
         "notNull                 1        103",
         "minQuality             21         82",

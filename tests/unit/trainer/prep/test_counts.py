@@ -34,7 +34,7 @@ CASES: dict[str, tuple[Counts, str | None]] = {
     ),
     "nothing is learned": (
         count(train=8, validation=1, learned=0),
-        "NothingLearned: the loss covers the messages of the assistant, but the 9 examples of /corpus have no token in them: check the "
+        "NothingLearned: the loss covers only messages of the assistant, and none in the 9 examples of /corpus has a token to train on: check the "
         "weights of the messages, and that their roles are system, user, assistant and tool, or set objective.lossOn: All",
     ),
     "no validation example": (

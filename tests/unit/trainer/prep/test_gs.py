@@ -87,17 +87,17 @@ def test_training_reads_the_table_that_is_written(
         (
             "lake/nowhere",
             "Parquet",
-            "data.source.path gs://lake/nowhere does not exist: mount the volume or correct it",
+            "data.source.path gs://lake/nowhere does not exist: mount the volume, or correct the path",
         ),
         (
             "lake/files",
             "Delta",
-            "data.source.path gs://lake/files is not a Delta table: correct it, or set another type",
+            "data.source.path gs://lake/files is not a Delta table: correct the path, or set another type",
         ),
         (
             "nowhere/a",
             "Parquet",
-            "data.source.path gs://nowhere/a does not exist: mount the volume or correct it",
+            "data.source.path gs://nowhere/a does not exist: mount the volume, or correct the path",
         ),
     ],
 )

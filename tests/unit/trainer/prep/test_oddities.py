@@ -202,7 +202,7 @@ READ: dict[str, tuple[str, dict[str, bytes], list[str] | str]] = {
         "Parquet",
         {"a.parquet": parquet(text=[["a"]])},
         (
-            "column text contains lists, but text is required: name it in data.columns.messages if the lists are "
+            "column text contains lists, but text is required: name the column in data.columns.messages if the lists are "
             "conversations"
         ),
     ),

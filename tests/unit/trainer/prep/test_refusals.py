@@ -25,7 +25,7 @@ WRONG: list[tuple[str, dict[str, Any], str, str]] = [
         "missing path",
         {"source": {"type": "Parquet", "path": "{corpus}/nowhere"}},
         "MissingSource",
-        "data.source.path {corpus}/nowhere does not exist: mount the volume or correct it",
+        "data.source.path {corpus}/nowhere does not exist: mount the volume, or correct the path",
     ),
     (
         "a model without a tokenizer",
@@ -44,7 +44,7 @@ WRONG: list[tuple[str, dict[str, Any], str, str]] = [
         "no Delta table",
         {"source": {"type": "Delta", "path": "{corpus}/parquet"}},
         "MissingSource",
-        "data.source.path {corpus}/parquet is not a Delta table: correct it, or set another type",
+        "data.source.path {corpus}/parquet is not a Delta table: correct the path, or set another type",
     ),
     (
         "a table without a catalog",
@@ -76,14 +76,14 @@ WRONG: list[tuple[str, dict[str, Any], str, str]] = [
         {"columns": None, "objective": {"type": "DPO"}},
         "ColumnsUnknown",
         "{corpus}/parquet does not have the columns prompt, chosen and rejected, which objective DPO "
-        "requires: it has answer (string), quality (double), question (string); name them in data.columns",
+        "requires: it has answer (string), quality (double), question (string); name the columns of an example in data.columns",
     ),
     (
         "a template of a column that is not known",
         {"columns": None, "promptTemplate": "{{quality}}"},
         "ColumnsUnknown",
-        "{corpus}/parquet has no columns with well-known names of examples: the templates name quality (double); name "
-        "them in data.columns",
+        "{corpus}/parquet has no columns with well-known names of examples: the templates name quality (double); name the columns of an "
+        "example in data.columns",
     ),
     (
         "template with an unknown column and none named",
@@ -202,7 +202,7 @@ def test_credentials_that_the_store_refuses(spark: SparkSession, ask: Asker) -> 
             ask(source={"type": "Parquet", "path": "s3://closed/corpus"})
     assert (failed.value.reason, failed.value.message) == (
         "AccessDenied",
-        "s3://closed/corpus is not accessible with the pod's credentials: grant them access, or correct them",
+        "s3://closed/corpus is not accessible with the pod's credentials: grant these credentials access, or correct them",
     )
 
 

@@ -37,7 +37,7 @@ THROWN: list[tuple[str, str, str, int, str]] = [
         "java.nio.file.AccessDeniedException",
         "s3a://splits/out/_delta_log: getFileStatus on s3a://splits/out/_delta_log: Forbidden (Status Code: 403)",
         65,
-        "s3://splits/out/_delta_log is not accessible with the pod's credentials: grant them access, or correct them",
+        "s3://splits/out/_delta_log is not accessible with the pod's credentials: grant these credentials access, or correct them",
     ),
     (
         "store that is down: to be tried again",
@@ -52,8 +52,7 @@ THROWN: list[tuple[str, str, str, int, str]] = [
         "s3a-0123abcd://lake/chats/a.parquet: open s3a-0123abcd://lake/chats/a.parquet: Forbidden (Status Code: 403)",
         65,
         (
-            "s3://lake/chats/a.parquet is not accessible with the credentials from Unity Catalog: grant them access, or "
-            "correct them"
+            "s3://lake/chats/a.parquet is not accessible with the credentials from Unity Catalog: grant these credentials access, or correct them"
         ),
     ),
     (

@@ -119,7 +119,7 @@ def failure(call: Callable[[], object]) -> tuple[str, str]:
 
 
 GRANT = (
-    "the pod's credentials have no access to {path}: grant them READ VOLUME and WRITE VOLUME on main.llm.work, and USE CATALOG and "
+    "the pod's credentials have no access to {path}: grant these credentials READ VOLUME and WRITE VOLUME on main.llm.work, and USE CATALOG and "
     "USE SCHEMA above it"
 )
 

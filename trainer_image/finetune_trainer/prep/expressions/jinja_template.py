@@ -155,7 +155,7 @@ def _render_row(program: Template, field: str, row: Mapping[str, Any]) -> str:
         for piece in program.generate({**row, _PASSES: [0]}):
             size += len(piece)
             if size > MAX_CHARACTERS:
-                raise ValueError(f"its text has more than {MAX_CHARACTERS:,} characters")
+                raise ValueError(f"the rendered text has more than {MAX_CHARACTERS:,} characters")
             pieces.append(piece)
     except _FAILURES as error:
         raise RowError(TEMPLATE_FAILED, f"{field} fails on {A_ROW}: {str(error).rstrip('.')}") from error
@@ -209,7 +209,7 @@ def _count_passes(context: Context, values: Iterable[Any]) -> list[Any]:
     items = list(islice(values, MAX_PASSES + 1 - passes[0]))
     passes[0] += len(items)
     if passes[0] > MAX_PASSES:
-        raise ValueError(f"its loops have more than {MAX_PASSES:,} passes")
+        raise ValueError(f"the loops of the template have more than {MAX_PASSES:,} passes")
     return items
 
 

@@ -126,7 +126,7 @@ def _draw_funnel(facts: Facts) -> Figure:
     names, dropped, remaining = zip(*facts.funnel, strict=True)
     figure, axes = _create_figure(1.2 + 0.35 * len(names))
     places = range(len(names))
-    axes.barh(places, remaining, color=_REMAINING_COLOR, label="left")
+    axes.barh(places, remaining, color=_REMAINING_COLOR, label="remaining")
     axes.barh(places, dropped, left=remaining, color=_DROPPED_COLOR, label="dropped")
     axes.set_yticks(places, names)
     axes.invert_yaxis()

@@ -46,8 +46,7 @@ def check(frame: DataFrame, condition: str) -> None:
     refused_part = _find_refused_syntax(frame, condition) or _find_refused_function(frame, condition)
     if refused_part:
         raise RecipeRefusedError(
-            f"data.prepare.filter `{condition}` has {refused_part}, but a filter may only use the columns of one row: "
-            "remove it"
+            f"data.prepare.filter `{condition}` has {refused_part}, but a filter may only use the columns of one row: remove that part"
         )
 
 

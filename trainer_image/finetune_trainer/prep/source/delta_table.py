@@ -72,7 +72,7 @@ def _open_table(spark: SparkSession, source: SourceLocation, place: Place | None
         name = "path" if source.path else "table"
         raise DataError(
             "MissingSource",
-            f"{field}.{name} {source.address} is not a Delta table: correct it, or set another type",
+            f"{field}.{name} {source.address} is not a Delta table: correct the {name}, or set another type",
         ) from error
 
 

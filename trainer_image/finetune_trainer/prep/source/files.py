@@ -92,7 +92,7 @@ def read(
         if error.getCondition() == "PATH_NOT_FOUND":
             raise DataError(
                 "MissingSource",
-                f"{field}.{_named(source)} does not exist: mount the volume or correct it",
+                f"{field}.{_named(source)} does not exist: mount the volume, or correct the path",
             ) from error
         if error.getCondition() == "UNABLE_TO_INFER_SCHEMA":
             raise DataError("EmptySource", f"{field}.{_named(source)} has no {source.type} files") from error

@@ -116,7 +116,7 @@ def _find_commit(source: SourceLocation, field: str) -> str:
     if any(file.rfilename == script for file in info.siblings or []):
         raise RecipeRefusedError(
             f"{field}.dataset {dataset} is loaded by its script {script}, and scripts of data sets are not run: set "
-            "the revision refs/convert/parquet, or a copy of the data set in Parquet"
+            f"{field}.revision to refs/convert/parquet, or name a copy of the data set in Parquet"
         )
     return str(info.sha)
 

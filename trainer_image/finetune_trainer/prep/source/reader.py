@@ -175,7 +175,7 @@ def check(frame: DataFrame, plan: Plan, where: str) -> None:
             raise DataError(
                 "WrongColumnType",
                 f"data.prepare.redact replaces values in text, and column {name} of {where} holds "
-                f"{kind.simpleString()}: remove it from the templates, or convert it to text in the source",
+                f"{kind.simpleString()}: remove the column from the templates, or convert it to text in the source",
             )
 
 

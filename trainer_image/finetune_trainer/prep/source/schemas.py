@@ -187,7 +187,7 @@ def _unreadable_there(path: str, error: Exception) -> DataError:
     return DataError(
         "WrongColumnType",
         f"{path} has columns whose types differ between files or that Spark does not read ({first_line(error)}): write the files with "
-        "one type a column, and times with microseconds",
+        "one type per column, and times in microseconds",
     )
 
 
@@ -223,6 +223,6 @@ def _merge_types(left_type: DataType, right_type: DataType, file: str, first: st
             return widening[max(widening.index(left_type), widening.index(right_type))]
     raise DataError(
         "WrongColumnType",
-        f"column {name} holds {right_type.simpleString()} in {as_named(file)}, and {left_type.simpleString()} in {as_named(first)} and others: write the files "
-        "with one type",
+        f"column {name} holds {right_type.simpleString()} in {as_named(file)}, and {left_type.simpleString()} in {as_named(first)} and "
+        "others: write the column with one type in all files",
     )

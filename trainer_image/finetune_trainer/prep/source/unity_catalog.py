@@ -230,7 +230,7 @@ def _check_table(info: TableInfo, kind: str, reference: _TableReference) -> None
         raise DataError(
             "UnreadableSource",
             f"{reference.field} is in the format {format_name}, and {reference.field.split('.table', 1)[0]}.type is {kind}: correct the type, or "
-            "name a table of that type",
+            f"name a {kind} table",
         )
 
 

@@ -117,7 +117,7 @@ class Checkpointer:
 
         def claim_and_find() -> ResumePoint | None:
             # NB: in this order: older pods then neither publish nor delete a checkpoint after the search.
-            self.claim.try_to_confirm("and the next save claims it")
+            self.claim.try_to_confirm("the next save will claim the folder")
             return newest.find_newest(self.folder, self._recipe)
 
         resume_point = self._world.agree(lambda: claim_and_find() if self._world.leads else None)
@@ -384,7 +384,7 @@ class Checkpointer:
     def _remove_old(self, newest_step: int) -> None:
         """Delete all checkpoints except the newest `keep` and the best."""
         with filesystems.tolerate_failures(
-            f"old checkpoints in {self.folder} could not be deleted, and the next save retries"
+            f"old checkpoints in {self.folder} could not be deleted; the next save will try again"
         ):
             saves = self._checkpoints.list_saves()
             complete = self._checkpoints.list_complete(saves)

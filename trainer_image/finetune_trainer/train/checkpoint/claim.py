@@ -90,7 +90,7 @@ class Claim:
             SupersededError: a newer generation has claimed the folder.
         """
         with filesystems.tolerate_failures(
-            f"the claim on the checkpoint folder {self._folder} cannot be confirmed, {consequence}"
+            f"the claim on the checkpoint folder {self._folder} cannot be confirmed; {consequence}"
         ):
             self.confirm()
 

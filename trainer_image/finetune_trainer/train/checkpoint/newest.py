@@ -71,8 +71,8 @@ def find_newest(job_folder: str, recipe: Recipe) -> ResumePoint | None:
     if checkpoint is None:
         address = foreign_folder if step is None else contract.checkpoint_uri(foreign_folder, step)
         raise RecipeRefusedError(
-            f"checkpoint.resumeFrom: {address} has no complete checkpoint: set it to the "
-            "status.checkpoint.uri of a job, or remove resumeFrom",
+            f"checkpoint.resumeFrom: {address} has no complete checkpoint: set resumeFrom to "
+            "the status.checkpoint.uri of a job, or remove it",
             reason="CheckpointNotFound",
         )
     progress, marker, save = checkpoint

@@ -120,8 +120,8 @@ def _explain_empty_split(splits: Splits, name: str, encoder: Encoder) -> str:
     if not encoder.counts["read"]:
         return f"{place} has no rows of the split {name}: check how the splits were written"
     return (
-        f"every example of the split {name} in {place} was dropped ({encoder.summary()}): raise training.maxLength "
-        f"above {encoder.max_length}, or check the data"
+        f"every example of the split {name} in {place} was dropped ({encoder.summary()}): "
+        f"{encoder.suggest_remedy()}"
     )
 
 

@@ -139,6 +139,20 @@ class Encoder:
         """Return the counts of the last split as text."""
         return ", ".join(f"{number:,} {what}" for what, number in self.counts.items())
 
+    def suggest_remedy(self) -> str:
+        """Return what to do if all rows of the last split were dropped."""
+        counts, columns = self.counts, self.documents.columns
+        remedies = []
+        if counts["too long"] or counts["truncated"]:
+            remedies.append(f"raise training.maxLength above {self.max_length}")
+        # A truncated row may have lost its answer or its difference when it was cut; all other rows lack it in the data.
+        if counts["without an answer"] > counts["truncated"]:
+            what = "texts" if columns.text is not None else "answers"
+            remedies.append(f"put {what} into {', '.join(columns.column_names)} of the rows")
+        if counts["without a difference"] > counts["truncated"]:
+            remedies.append(f"put different answers into {columns.chosen} and {columns.rejected} of the rows")
+        return ", and ".join(remedies)
+
     def metrics(self, split_name: str) -> dict[str, float]:
         """Return the counts of the last split by metric, such as train_rows_kept."""
         return {f"{split_name}_{name}": float(self.counts[what]) for what, name in _METRIC_SUFFIXES.items()}
@@ -151,7 +165,7 @@ class Encoder:
         if self.truncation == "Fail":
             raise DataError(
                 "ExampleTooLong",
-                f"an example has {longest} tokens, above training.maxLength {self.max_length}: raise it, or set "
+                f"an example has {longest} tokens, above training.maxLength {self.max_length}: raise training.maxLength, or set "
                 "training.truncation to Drop or Truncate",
             )
         if self.truncation == "Drop":

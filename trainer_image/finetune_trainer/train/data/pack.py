@@ -179,7 +179,7 @@ def split_among_ranks(
     """
     for begin in range(0, len(rows), ranks * batch_size):
         share_begin = begin + rank * batch_size
-        yield rows[share_begin : min(share_begin + batch_size, begin + ranks * batch_size)]
+        yield rows[share_begin : share_begin + batch_size]
 
 
 def collate(

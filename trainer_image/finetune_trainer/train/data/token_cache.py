@@ -67,7 +67,10 @@ class TokenCache:
             reason = str(error) if isinstance(error, ValueError) else filesystems.describe_failure(error)
             if reason is None:
                 raise
-            print(f"cannot read the stored tokens of split {name}; tokenizing it again: {reason}", flush=True)
+            print(
+                f"cannot read the stored tokens of split {name}; tokenizing the split again: {reason}",
+                flush=True,
+            )
             return False
 
     def _fetch(self, name: str, target: Path) -> bool:
@@ -89,7 +92,7 @@ class TokenCache:
     def store(self, name: str, source: Path) -> None:
         """Copy the files of a split's folder to the storage, the marker last."""
         with filesystems.tolerate_failures(
-            f"cannot store the tokens of split {name}; later attempts tokenize it again"
+            f"cannot store the tokens of split {name}; later attempts tokenize the split again"
         ):
             self._store(name, source)
 

@@ -178,7 +178,7 @@ class FineTunedModel(PythonModel):
             max_new_tokens = min(max_new_tokens, self._context_tokens - len(prompt))
         if max_new_tokens <= 0:
             raise MlflowException.invalid_parameter_value(
-                f"the prompt has {len(prompt)} tokens, and the model takes {self._context_tokens} with the answer: shorten it"
+                f"the prompt has {len(prompt)} tokens, and the model takes {self._context_tokens} including the answer: shorten the prompt"
             )
         padding = self._tokenizer.pad_token_id
         is_sampled = _is_sampled(settings)

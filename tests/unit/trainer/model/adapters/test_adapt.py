@@ -249,30 +249,30 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "an unknown target": (
         "LoRA",
         {"targetModules": ["q_proj", "qkv"]},
-        "method.lora.targetModules qkv is not a linear layer of the model: it has down_proj, gate_proj, k_proj, "
+        "method.lora.targetModules qkv is not a linear layer of the model: its linear layers are down_proj, gate_proj, k_proj, "
         "lm_head, o_proj, q_proj, up_proj, v_proj",
     ),
     "an unknown layer": (
         "LoRA",
         {"modulesToSave": ["lm_head", "mlp"]},
-        "method.lora.modulesToSave mlp is not a layer of the model: it has down_proj, embed_tokens, gate_proj, "
+        "method.lora.modulesToSave mlp is not a layer of the model: its layers are down_proj, embed_tokens, gate_proj, "
         "input_layernorm, k_proj, lm_head, norm, o_proj, post_attention_layernorm, q_proj, up_proj, v_proj",
     ),
     "a layer in four bits": (
         "QLoRA",
         {"modulesToSave": ["lm_head", "v_proj"]},
-        "method.lora.modulesToSave v_proj is quantized to 4 bits by method QLoRA and cannot be trained: remove it, or set "
+        "method.lora.modulesToSave v_proj is quantized to 4 bits by method QLoRA and cannot be trained: remove v_proj from the list, or set "
         "method.type LoRA",
     ),
     "no biases": (
         "LoRA",
         {"bias": "All"},
-        "method.lora.bias All trains biases, but the model has no biases: remove it",
+        "method.lora.bias All trains biases, but the model has no biases: remove method.lora.bias",
     ),
     "no biases of its layers": (
         "DoRA",
         {"bias": "LoraOnly"},
-        "method.lora.bias LoraOnly trains biases, but the adapted layers have no biases: remove it",
+        "method.lora.bias LoraOnly trains biases, but the adapted layers have no biases: remove method.lora.bias",
     ),
 }
 
@@ -375,7 +375,7 @@ def test_a_tied_layer_that_peft_would_untie_is_refused() -> None:
         adapt.adapt(model, low_rank(modulesToSave=["word_embeddings"]), "org/base")
     assert refused.value.message == (
         "method.lora.modulesToSave lists only one of bert.embeddings.word_embeddings and cls.predictions.decoder, which share a "
-        "weight, and peft cannot train it for both: remove it, or set method.type Full"
+        "weight, and peft cannot train the weight for both: remove the listed layer from method.lora.modulesToSave, or set method.type Full"
     )
 
 

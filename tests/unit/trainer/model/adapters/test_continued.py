@@ -119,10 +119,10 @@ REFUSED: dict[str, tuple[str, Json, str]] = {
     "another method yet": ("DoRA", {}, "is not an adapter of method DoRA: set method.type LoRA or QLoRA"),
     "more than layers": (
         "LoRA", {"rank_pattern": {"q_proj": 2}, "alpha_pattern": {"q_proj": 2}},
-        "sets rank_pattern, alpha_pattern, which the trainer does not support: set model.adapter Merge",
+        "has settings that the trainer does not support (rank_pattern, alpha_pattern): set model.adapter Merge",
     ),
     "a base that it changed": (
-        "LoRA", {"init_lora_weights": "pissa"}, "sets init_lora_weights, which the trainer does not support: set model.adapter Merge",
+        "LoRA", {"init_lora_weights": "pissa"}, "has settings that the trainer does not support (init_lora_weights): set model.adapter Merge",
     ),
     "a rank that is too high": (
         "LoRA", {"r": 2000, "lora_alpha": 16},

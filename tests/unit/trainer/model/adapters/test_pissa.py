@@ -286,7 +286,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "an output layer that is the embedding too": (
         {"targetModules": ["q_proj", "lm_head"]},
-        "method.lora.init PiSSA changes the weight of lm_head, which model.embed_tokens shares: remove it from "
+        "method.lora.init PiSSA changes the weight of lm_head, which model.embed_tokens shares: remove lm_head from "
         "method.lora.targetModules",
     ),
 }

@@ -301,8 +301,8 @@ def test_a_model_that_cannot_recompute_is_refused(recompute: str) -> None:
         recomputation.check_supported(make_jetmoe().model, recipe)
     assert (refused.value.reason, refused.value.message) == (
         "RecomputationUnsupported",
-        f"training.activationCheckpointing {recompute} is not supported by /base: transformers cannot recompute the layers of a "
-        "jetmoe: set it to None",
+        f"training.activationCheckpointing {recompute} is not supported by /base, because transformers cannot recompute the layers of a "
+        "jetmoe: set training.activationCheckpointing to None",
     )
 
 

@@ -292,7 +292,7 @@ def test_the_kernel_of_gpus_is_for_heads_that_it_takes(
             {"n_layer": 2, "n_head": 4},
             "SFT",
             False,
-            "model.base BASE is a bloom, which does not accept position ids, so its documents cannot be kept apart: choose "
+            "model.base BASE is a bloom, which does not accept position ids, so the documents of a row cannot be kept apart: choose "
             "another model",
         ),
         (

@@ -196,4 +196,6 @@ def test_a_part_that_is_no_text_is_refused(prepare: Preparer, tmp_path: Path) ->
     """JSON lines are in test_refused_row."""
     with pytest.raises(exit_status.DataError) as refused:
         prepare(NOT_READ, **options(save_parquet([*PARTS, IMAGE], tmp_path)))
-    assert "message 2 has a part of type image_url, and only text is learned" in str(refused.value)
+    assert "message 2 has a part of type image_url, but only text parts can be trained on" in str(
+        refused.value
+    )

@@ -103,11 +103,11 @@ FAILING: dict[str, tuple[str, str]] = {
     "a long range": ("{% for i in range(1000000) %}{% endfor %}", "Range too big"),
     "loops in loops": (
         "{% for a in range(9999) %}{% for b in range(9999) %}{% for c in range(9999) %}{% endfor %}{% endfor %}{% endfor %}",
-        "its loops have more than 100,000 passes",
+        "the loops of the template have more than 100,000 passes",
     ),
     "a long text": (
         "{% for a in range(9999) %}{{ 'a' * 1000 }}{% endfor %}",
-        "its text has more than 1,000,000 characters",
+        "the rendered text has more than 1,000,000 characters",
     ),
     "a long repetition": (
         "{{ 'a' * 1000000000 }}",
@@ -196,7 +196,7 @@ WRONG: dict[str, tuple[Json, type[exit_status.PodFailure], str]] = {
     "a list in which values are to be replaced": (
         {"redact": ["Email"]},
         exit_status.DataError,
-        "holds array<string>: remove it from the templates, or convert it to text in the source",
+        "holds array<string>: remove the column from the templates, or convert it to text in the source",
     ),
 }
 

@@ -61,6 +61,6 @@ def test_what_is_more_than_that_is_refused_by_its_name(frame: DataFrame) -> None
             condition.check(frame, text)
         messages[text] = refused.value.message
     assert messages == {
-        text: f"data.prepare.filter `{text}` has {part}, but a filter may only use the columns of one row: remove it"
+        text: f"data.prepare.filter `{text}` has {part}, but a filter may only use the columns of one row: remove that part"
         for text, part in FOUND.items()
     }

@@ -216,8 +216,7 @@ def test_types_that_no_type_holds_are_refused_with_their_files(spark: SparkSessi
         key=lambda pair: f" in {pair[0]}, and " not in sentence,
     )
     assert sentence == (
-        f"column m.of holds {first[1]} in {first[0]}, and {second[1]} in {second[0]} and others: write the files with one "
-        "type"
+        f"column m.of holds {first[1]} in {first[0]}, and {second[1]} in {second[0]} and others: write the column with one type in all files"
     )
 
 

@@ -184,8 +184,8 @@ REFUSED: list[tuple[str, dict[str, str], int, str, str]] = [
         {"dataset": "org/script"},
         64,
         "RecipeRefused",
-        "org/script is loaded by its script script.py, and scripts of data sets are not run: set the revision "
-        "refs/convert/parquet, or a copy of the data set in Parquet",
+        "org/script is loaded by its script script.py, and scripts of data sets are not run: set data.source.revision to "
+        "refs/convert/parquet, or name a copy of the data set in Parquet",
     ),
     (
         "no files",

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 ACCENT = 'a,b\n1,"two\nlines"\n2,caf\xe9\n'
 REMEDIES = {
     NOT_UTF8: "convert the file to UTF-8, for example with iconv -f CP1252 -t UTF-8",
-    HALF_CHARACTER: "correct it, or write the file again",
+    HALF_CHARACTER: "correct the line, or write the file again",
 }
 # The kind of file, its name, its bytes, and the line that cannot be read with the reason; None where all can.
 FILES: dict[str, tuple[str, str, bytes, tuple[int, str] | None]] = {

@@ -140,7 +140,7 @@ def test_an_evaluation_set_is_a_table(
         (
             {"type": "Parquet"},
             f"data.prepare.decontaminate.sources[tasks].table {TASKS} is in the format DELTA, and "
-            "data.prepare.decontaminate.sources[tasks].type is Parquet: correct the type, or name a table of that type",
+            "data.prepare.decontaminate.sources[tasks].type is Parquet: correct the type, or name a Parquet table",
         ),
     ],
     ids=["no such table", "another format"],
@@ -393,7 +393,7 @@ REFUSED: dict[str, tuple[Any, str, str]] = {
     "another format": (
         lambda tables: tables.add(TABLE, "s3://lake/chats", data_source_format=DataSourceFormat.PARQUET),
         "UnreadableSource",
-        f"{FIELD} is in the format PARQUET, and data.source.type is Delta: correct the type, or name a table of that type",
+        f"{FIELD} is in the format PARQUET, and data.source.type is Delta: correct the type, or name a Delta table",
     ),
 }
 

@@ -97,7 +97,7 @@ def test_tables_are_read_by_their_names(metastore: tuple[Process, str], jars: Pa
         "no Delta table": [
             65,
             "MissingSource",
-            "data.source.table support.files is not a Delta table: correct it, or set another type",
+            "data.source.table support.files is not a Delta table: correct the table, or set another type",
         ],
         "no such table": [
             65,

@@ -150,7 +150,7 @@ REFUSED: dict[str, tuple[Json, str, str]] = {
     "a set that is not there": (
         {"path": "/nowhere", "version": None},
         "MissingSource",
-        "data.prepare.decontaminate.sources[tasks].path /nowhere is not a Delta table: correct it, or set another type",
+        "data.prepare.decontaminate.sources[tasks].path /nowhere is not a Delta table: correct the path, or set another type",
     ),
     "a column that is not there": (
         {"columns": ["tusk"]},

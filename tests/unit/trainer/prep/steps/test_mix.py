@@ -157,7 +157,7 @@ REFUSED: list[tuple[str, list[str], Json, str, str]] = [
         ["told", "nowhere"],
         {},
         "MissingSource",
-        "data.source.sources[nowhere].path {folder}/nowhere does not exist: mount the volume or correct it",
+        "data.source.sources[nowhere].path {folder}/nowhere does not exist: mount the volume, or correct the path",
     ),
     (
         "rows",

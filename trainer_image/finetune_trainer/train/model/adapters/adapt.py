@@ -131,7 +131,7 @@ def _check_targets(model: nn.Module, targets: list[str], tower_names: list[str])
         if not any(_does_name_match(target, name) for name in linear):
             layer_names = sorted({name.rsplit(".", 1)[-1] for name in linear})
             raise RecipeRefusedError(
-                f"method.lora.targetModules {target} is not a linear layer of the model: it has {', '.join(layer_names)}"
+                f"method.lora.targetModules {target} is not a linear layer of the model: its linear layers are {', '.join(layer_names)}"
             )
 
 
@@ -176,14 +176,14 @@ def _resolve_modules_to_save(model: PreTrainedModel, method: Method) -> list[str
                 {layer.rsplit(".", 1)[-1] for layer in layers if not _is_within(layer, tower_names)}
             )
             raise RecipeRefusedError(
-                f"method.lora.modulesToSave {name} is not a layer of the model: it has {', '.join(layer_names)}"
+                f"method.lora.modulesToSave {name} is not a layer of the model: its layers are {', '.join(layer_names)}"
             )
         head = model.get_output_embeddings()
         linear_layers = [layers[layer] for layer in matching_layers if is_linear(layers[layer])]
         if method.type == "QLoRA" and any(layer is not head for layer in linear_layers):
             raise RecipeRefusedError(
-                f"method.lora.modulesToSave {name} is quantized to 4 bits by method QLoRA and cannot be trained: remove it, "
-                "or set method.type LoRA"
+                f"method.lora.modulesToSave {name} is quantized to 4 bits by method QLoRA and cannot be trained: remove {name} from the "
+                "list, or set method.type LoRA"
             )
         # NB: peft also matches `norm` with `q_norm`, and layers in towers: then the full names are listed.
         suffix_matches = [layer for layer in layers if layer.endswith(name)]
@@ -211,8 +211,8 @@ def _check_still_tied(adapted: Any, ends: list[str]) -> None:
     weights = {id(each["default"].weight) if "default" in each else None for each in wrapped}
     if None in weights or len(weights) > 1:
         raise RecipeRefusedError(
-            f"method.lora.modulesToSave lists only one of {' and '.join(ends)}, which share a weight, and peft cannot train it for "
-            "both: remove it, or set method.type Full"
+            f"method.lora.modulesToSave lists only one of {' and '.join(ends)}, which share a weight, and peft cannot train the weight "
+            "for both: remove the listed layer from method.lora.modulesToSave, or set method.type Full"
         )
 
 
@@ -222,7 +222,9 @@ def _check_has_biases(adapted: nn.Module, method: Method) -> None:
         weight.requires_grad and "bias" in name for name, weight in adapted.named_parameters()
     ):
         scope = "the model has" if bias == "All" else "the adapted layers have"
-        raise RecipeRefusedError(f"method.lora.bias {bias} trains biases, but {scope} no biases: remove it")
+        raise RecipeRefusedError(
+            f"method.lora.bias {bias} trains biases, but {scope} no biases: remove method.lora.bias"
+        )
 
 
 def compute_initial_value(name: str, shape: torch.Size, seed: int) -> torch.Tensor:

@@ -56,7 +56,7 @@ def apply_adapter_config(recipe: Recipe, adapter: Path) -> Recipe:
     if unsupported_fields:
         raise _refusal(
             recipe,
-            f"sets {', '.join(unsupported_fields)}, which the trainer does not support: set model.adapter Merge",
+            f"has settings that the trainer does not support ({', '.join(unsupported_fields)}): set model.adapter Merge",
         )
     target_modules = sorted(config.target_modules or ())
     modules_to_save = sorted(config.modules_to_save or ())

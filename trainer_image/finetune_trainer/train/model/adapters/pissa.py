@@ -70,7 +70,7 @@ def check(model: nn.Module) -> None:
         if shared_names:
             raise RecipeRefusedError(
                 f"method.lora.init PiSSA changes the weight of {_shorten(layer_name)}, which "
-                f"{_shorten(shared_names[0])} shares: remove it from method.lora.targetModules"
+                f"{_shorten(shared_names[0])} shares: remove {_shorten(layer_name)} from method.lora.targetModules"
             )
         if rank > min(weight.shape):
             raise RecipeRefusedError(

@@ -80,8 +80,8 @@ def check_supported(model: nn.Module, recipe: Recipe) -> None:
     kind = recipe.training.activation_checkpointing
     if kind not in ("None", "Auto") and not is_supported(model):
         raise RecipeRefusedError(
-            f"training.activationCheckpointing {kind} is not supported by {recipe.model.base}: transformers cannot recompute "
-            f"the layers of a {base_of(model).config.model_type}: set it to None",
+            f"training.activationCheckpointing {kind} is not supported by {recipe.model.base}, because transformers "
+            f"cannot recompute the layers of a {base_of(model).config.model_type}: set training.activationCheckpointing to None",
             reason=_REASON,
         )
 

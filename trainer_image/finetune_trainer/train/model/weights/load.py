@@ -225,7 +225,7 @@ def _check_context(config: Any, recipe: Recipe, field: str) -> None:
     if context is not None and recipe.training.max_length > context:
         raise RecipeRefusedError(
             f"training.maxLength {recipe.training.max_length} exceeds the context of {context} tokens of {field} "
-            f"{recipe.model.base}: lower it"
+            f"{recipe.model.base}: lower training.maxLength"
         )
 
 
@@ -233,7 +233,7 @@ def _check_documents(model: PreTrainedModel, recipe: Recipe, field: str, *, is_i
     training = recipe.training
     if "position_ids" not in inspect.signature(decoder_of(model).forward).parameters:
         raise RecipeRefusedError(
-            f"{field} {recipe.model.base} is a {model.config.model_type}, which does not accept position ids, so its documents "
+            f"{field} {recipe.model.base} is a {model.config.model_type}, which does not accept position ids, so the documents of a row "
             "cannot be kept apart: choose another model",
             reason="ModelNotLoadable",
         )
