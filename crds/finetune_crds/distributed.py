@@ -45,7 +45,7 @@ class Distributed(ApiModel):
         json_schema_extra=rules(
             (
                 "!has(self.gpusPerNode) || !has(self.processesPerNode) || self.processesPerNode <= self.gpusPerNode",
-                "processesPerNode is above gpusPerNode, but each process needs its own GPU: lower or remove it",
+                "processesPerNode is above gpusPerNode, but each process needs its own GPU: lower or remove processesPerNode",
                 ".processesPerNode",
             ),
             (
@@ -75,9 +75,9 @@ class Distributed(ApiModel):
     processes_per_node: Annotated[int, Field(ge=1, le=64)] | None = None
     """Ranks in each pod. Default: gpusPerNode, or 1 without it."""
     device: Literal["GPU", "CPU"] | None = None
-    """GPU: fail where a pod sees none. CPU: train on CPUs, also where a pod sees GPUs.
+    """GPU: the attempt fails if a pod has no GPU. CPU: train on CPUs, even if a pod has GPUs.
 
-    Default: GPUs where a pod sees any, else CPUs for a model of up to a billion parameters.
+    Default: GPUs if a pod has any, else CPUs for a model of up to a billion parameters.
     """
     strategy: Literal["FSDP", "HSDP", "DDP"] = "FSDP"
     """FSDP shards over all ranks; HSDP shards in a node and replicates between nodes; DDP replicates.

@@ -126,7 +126,7 @@ def _code_env(field: str) -> Rule:
     return Rule(
         f"!has(self.trainer.code) || !has(self.pods) || !has(self.pods.{field}) || !has(self.pods.{field}.env) || "
         f"!self.pods.{field}.env.exists(item, item.name == '{CODE_ENV}')",
-        f"the operator sets {CODE_ENV} to the folder of trainer.code: remove it from pods.{field}.env",
+        f"the operator sets {CODE_ENV} to the folder of trainer.code: remove {CODE_ENV} from pods.{field}.env",
         f".pods.{field}.env",
     )
 

@@ -112,7 +112,7 @@ class DatabricksServing(ApiModel):
             previousPercent=ReplacedField(
                 "integer",
                 "serving.databricks.previousPercent",
-                "removed: after a rollout the new version receives all traffic; remove it",
+                "removed: after a rollout the new version receives all traffic; remove the field",
             ),
         )
     )
@@ -171,7 +171,7 @@ class Serving(ApiModel):
             (
                 "!has(self.endpoint) || !has(self.databricks) || !has(self.databricks.previousPercent) || "
                 "self.databricks.previousPercent == 0",
-                "serving.databricks.previousPercent was removed: after a rollout the new version receives all traffic; remove it",
+                "serving.databricks.previousPercent was removed: after a rollout the new version receives all traffic; remove the field",
                 ".databricks",
             ),
         )

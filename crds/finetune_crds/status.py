@@ -251,7 +251,7 @@ EndedAttempts = Annotated[
 
 
 class ReducedMemory(ApiModel):
-    """Settings in place of those of the spec, since an attempt ran out of memory."""
+    """Settings that replace settings of the spec, because an attempt ran out of memory."""
 
     per_device_batch_size: int | None = None
     """In place of training.perDeviceBatchSize."""

@@ -267,7 +267,7 @@ class Training(ApiModel):
             ),
             (
                 "!has(self.minLearningRate) || !has(self.learningRate) || self.minLearningRate < self.learningRate",
-                "minLearningRate must be below learningRate: lower it",
+                "minLearningRate must be below learningRate: lower minLearningRate",
                 ".minLearningRate",
             ),
             (

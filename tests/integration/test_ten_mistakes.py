@@ -40,7 +40,7 @@ AT_APPLY: dict[str, tuple[Json, str]] = {
     ),
     "more processes than GPUs": (
         job(distributed={"gpusPerNode": 4, "processesPerNode": 8}),
-        "processesPerNode is above gpusPerNode, but each process needs its own GPU: lower or remove it",
+        "processesPerNode is above gpusPerNode, but each process needs its own GPU: lower or remove processesPerNode",
     ),
 }
 
@@ -121,7 +121,7 @@ def test_a_token_of_the_hub_on_the_trainer_alone(
 def test_a_wrong_queue(world: World) -> None:
     world.submit(splits_given(runPolicy={"queueName": "reserch"}))
     world.wait_condition("tune", "Trained", "QueueInadmissible")
-    sentence = "Job tune-train-1 is suspended and queue reserch has not admitted a Workload for the Job"
+    sentence = "because queue reserch has not admitted Job tune-train-1"
     assert sentence in world.condition("tune", "Ready")["message"]
 
 

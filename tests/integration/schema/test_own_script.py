@@ -66,11 +66,11 @@ REFUSED: dict[str, tuple[Json, str]] = {
     ),
     "the folder of the code in the environment": (
         script(trainer=WITH_CODE, pods={"all": {"env": FOLDER}}),
-        "the operator sets CODE_SOURCE_PATH to the folder of trainer.code: remove it from pods.all.env",
+        "the operator sets CODE_SOURCE_PATH to the folder of trainer.code: remove CODE_SOURCE_PATH from pods.all.env",
     ),
     "the folder of the code in the environment of training": (
         script(trainer=WITH_CODE, pods={"train": {"env": FOLDER}}),
-        "the operator sets CODE_SOURCE_PATH to the folder of trainer.code: remove it from pods.train.env",
+        "the operator sets CODE_SOURCE_PATH to the folder of trainer.code: remove CODE_SOURCE_PATH from pods.train.env",
     ),
 }
 

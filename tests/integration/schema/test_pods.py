@@ -171,7 +171,7 @@ REFUSED: dict[str, tuple[Json, str]] = {
     ),
     "more processes than GPUs": (
         job(distributed={"gpusPerNode": 4, "processesPerNode": 8}),
-        "processesPerNode is above gpusPerNode, but each process needs its own GPU: lower or remove it",
+        "processesPerNode is above gpusPerNode, but each process needs its own GPU: lower or remove processesPerNode",
     ),
     "GPUs for the CPU": (
         job(distributed={"gpusPerNode": 4, "device": "CPU"}),

@@ -266,7 +266,7 @@ REFUSED: dict[str, tuple[Json, str]] = {
             (
                 "a floor at its peak",
                 {"learningRate": 1e-4, "minLearningRate": 1e-4},
-                "minLearningRate must be below learningRate: lower it",
+                "minLearningRate must be below learningRate: lower minLearningRate",
             ),
         )
     },

@@ -336,7 +336,7 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
     ),
     (
         {"training.scheduler": "WSD", "training.minLearningRate": 1e-05, "training.learningRate": 1e-05},
-        ["training.minLearningRate: minLearningRate must be below learningRate: lower it"],
+        ["training.minLearningRate: minLearningRate must be below learningRate: lower minLearningRate"],
     ),
     (
         {"training.earlyStopping": {}},
