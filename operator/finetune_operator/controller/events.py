@@ -143,9 +143,7 @@ def _is_reportable(before: Condition | None, after: Condition) -> bool:
 def build_event(about: EventTarget, change: Change, now: datetime) -> Json:
     """A core/v1 Event. An Event about the same change of the same object has the same name."""
     condition = change.after
-    is_warning = condition.type == ConditionType.FAILED or (
-        condition.reason in _WARNING_REASONS and condition.type != ConditionType.SUCCEEDED
-    )
+    is_warning = condition.type == ConditionType.FAILED or condition.reason in _WARNING_REASONS
     is_warning = is_warning or (condition.status == "False" and condition.type in _WARN_WHEN_FALSE)
     is_warning = is_warning and condition.reason not in _NORMAL_REASONS
     return {

@@ -147,9 +147,8 @@ class Leases:
         except KubeError as error:
             if error.status not in (404, 409):
                 raise
-            raise LeaseBusy(
-                f"Lease {self.namespace}/{meta['name']} was acquired by another replica"
-            ) from error
+            what = "was deleted" if error.status == 404 else "was acquired by another replica"
+            raise LeaseBusy(f"Lease {self.namespace}/{meta['name']} {what}") from error
 
     def _body(self, name: str, about: str) -> Json:
         """The Lease as this process acquires it now."""

@@ -292,6 +292,19 @@ async def test_who_lost_the_lease_writes_nothing_and_leaves_it_to_its_holder() -
     assert (world.registry.wrote, world.holder) == ([], "operator-2")
 
 
+async def test_a_lease_that_was_deleted_is_reported_as_deleted() -> None:
+    world = World()
+
+    def delete_lease() -> None:
+        world.seconds += 40
+        del world.kube.objects["Lease", "fs", LEASE]
+
+    world.registry.before["version"] = delete_lease
+    with pytest.raises(LeaseBusy, match=f"^Lease fs/{LEASE} was deleted$"):
+        await world.move()
+    assert world.registry.wrote == []
+
+
 def raising(error: Exception) -> Callable[[], None]:
     def call() -> None:
         raise error
