@@ -70,7 +70,7 @@ def _check_pods(field: str, pods: PodSettings) -> None:
 def _check_sources(field: str, env: Iterable[EnvVar], env_from: Iterable[EnvFromSource]) -> None:
     for variable in env:
         if variable.name in RESERVED_ENV:
-            raise ValueError(f"{field} sets {variable.name}, which the operator sets: remove it")
+            raise ValueError(f"{field} sets {variable.name}, which the operator sets: remove the variable")
         if variable.value is not None and variable.value_from is not None:
             raise ValueError(
                 f"{field} sets both value and valueFrom of the variable {variable.name}: remove one"
@@ -173,7 +173,7 @@ class Defaults(ApiModel):
         shared = requested_devices(self.pods.all.template)
         if shared:
             raise ValueError(
-                f"pods.all.template requests {shared[0]} for all pods: remove it; jobs request GPUs with spec.distributed.gpusPerNode"
+                f"pods.all.template requests {shared[0]} for all pods: remove the request; jobs request GPUs with spec.distributed.gpusPerNode"
             )
         return self
 

@@ -63,7 +63,7 @@ async def read(
         if reference.optional:
             return None
         reason = ConditionReason.CREDENTIALS_MISSING
-        problem = f"{what} does not exist in namespace {namespace}: create it"
+        problem = f"{what} does not exist in namespace {namespace}: create the Secret"
     raise ExternalError(Problem(reason, problem))
 
 

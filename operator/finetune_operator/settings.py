@@ -180,7 +180,7 @@ def _check_text(variable: str, text: str) -> str:
         raise SettingsError(f"{variable}={text} is not one of {', '.join(choices)}")
     if holds_password(text):
         raise SettingsError(
-            f"{variable} contains a password, which the status of every job would show: remove it"
+            f"{variable} contains a password, which the status of every job would show: remove the password"
         )
     if variable == "FINETUNE_DASHBOARD_URL":
         _check_dashboard(variable, text)

@@ -73,7 +73,7 @@ def test_what_is_not_implemented_is_refused_by_name(world: World) -> None:
 def test_reserved_environment_in_a_pod_template_is_refused(world: World) -> None:
     containers = [{"name": "main", "env": [{"name": "WORLD_SIZE", "value": "1"}]}]
     world.submit(splits_given(pods={"train": {"template": {"spec": {"containers": containers}}}}))
-    message = "spec.pods.train.template sets WORLD_SIZE, which the operator sets: remove it"
+    message = "spec.pods.train.template sets WORLD_SIZE, which the operator sets: remove the variable"
     assert world.wait_condition("tune", "Accepted", "PodTemplateInvalid")["message"] == message
     assert holding(world) == ["Stalled"]
     change(world, pods=None)

@@ -37,7 +37,7 @@ def one_pod_tries_first(world: World) -> None:
     world.wait_pods("tune-train-3", 1)
     assert job_spec(world)["parallelism"] == 1
     starting = world.wait_condition("tune", "Trained", "Starting")
-    assert starting["message"].startswith("attempt 3: 1 of 2 pods tries whether it can start")
+    assert starting["message"].startswith("attempt 3: 1 of 2 pods starts first")
     world.run_pods("tune-train-3", 1)
     world.run_pods("tune-train-3", 2)
     assert job_spec(world)["parallelism"] == 2

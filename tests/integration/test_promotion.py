@@ -82,7 +82,9 @@ def test_a_worse_version_is_refused_and_people_see_why(watched: Registry, plane:
     # The alias is still at a version that passed.
     kubectl("wait", "mprom/champion", "--for=condition=Ready", "--timeout=5s")
     events = kubectl("events", "--for", "modelpromotion/champion")
-    assert "eval_loss is 2.4, but must be <= 2.1, since version 1, which has the alias, has 2" in events
+    assert (
+        "eval_loss is 2.4, which does not meet <= 2.1, since version 1, which has the alias, has 2" in events
+    )
 
 
 def test_a_promotion_without_a_version_that_passed_is_not_ready(watched: Registry, plane: Plane) -> None:

@@ -9,7 +9,10 @@ from fixtures.operator_processes.world import World
 from support.waiting import wait_for
 
 Json = dict[str, Any]
-WAITS = "prepares the same data: this job waits for its table and uses it"
+
+
+def waits_for(name: str) -> str:
+    return f"FineTuneJob {name} prepares the same data: this job waits for the table that {name} writes, and uses the table"
 
 
 def begin(world: World) -> None:
@@ -19,7 +22,7 @@ def begin(world: World) -> None:
     world.wait_phase("first", "Preparing")
     world.submit(job("second"))
     waiting = world.wait_condition("second", "Prepared", "WaitingForPreparation")
-    assert (waiting["message"], world.status("second")["phase"]) == (f"FineTuneJob first {WAITS}", "Pending")
+    assert (waiting["message"], world.status("second")["phase"]) == (waits_for("first"), "Pending")
     assert "startTime" not in world.status("second")
     assert world.api.get("Job", world.namespace, "second-prep") is None
 
@@ -75,7 +78,7 @@ def test_the_second_prepares_when_the_first_is_suspended_and_the_first_waits_the
     world.wait_phase("second", "Preparing")
     world.api.patch("FineTuneJob", world.namespace, "first", {"spec": {"suspend": False}})
     waiting = world.wait_condition("first", "Prepared", "WaitingForPreparation")
-    assert waiting["message"] == f"FineTuneJob second {WAITS}"
+    assert waiting["message"] == waits_for("second")
 
 
 def test_the_second_prepares_when_the_first_is_deleted(world: World) -> None:

@@ -95,7 +95,7 @@ def test_without_kueue_a_queue_is_said_to_admit_nothing(world: World, plane: Pla
     world.submit(splits_given(runPolicy={"queueName": "reserch"}))
     condition = world.wait_condition("tune", "Trained", "QueueInadmissible")
     sentence = (
-        "attempt 1 waits: Job tune-train-1 is suspended and queue reserch has not admitted a Workload for the Job: "
+        "attempt 1 waits, because queue reserch has not admitted Job tune-train-1: "
         "Kueue is not installed in this cluster: install Kueue, or remove spec.runPolicy.queueName, and suspend "
         "and resume the job"
     )
@@ -114,7 +114,7 @@ def test_a_wrong_queue_is_named_with_what_to_check(world: World, plane: Plane, k
     name = world.api.create(forged)["metadata"]["name"]
     world.api.patch("Workload", world.namespace, name, status, status=True)
     sentence = (
-        "attempt 1 waits: Job tune-train-1 is suspended and queue reserch has not admitted a Workload for the Job: "
+        "attempt 1 waits, because queue reserch has not admitted Job tune-train-1: "
         f"LocalQueue reserch doesn't exist: check kubectl get localqueue -n {world.namespace}"
     )
     wait_for("what Kueue says", lambda: world.condition("tune", "Trained").get("message") == sentence)

@@ -63,7 +63,7 @@ def _read_settings(settings: Settings) -> Access:
     if not settings.databricks_host:
         raise _not_configured(
             "no Databricks workspace is configured: install the chart with databricks.host, or set secretRef to a Secret with "
-            f"{_REQUIRED_KEYS} (for a FineTuneJob, create one with another name)"
+            f"{_REQUIRED_KEYS}; for a FineTuneJob, whose secretRef cannot change, create a job with another name"
         )
     if not settings.databricks_token_file:
         raise _not_configured(

@@ -155,8 +155,8 @@ class _Tokens(Refreshable):
         endpoint = _check_login_url(self._access.host, _parse_json(answer).get("token_endpoint"))
         if not endpoint:
             message = (
-                f"Databricks at {self._access.host} names no token endpoint at its own address: check the address, and use the one that "
-                "the workspace itself uses"
+                f"Databricks at {self._access.host} names a token endpoint at another address, or none: set the host to the "
+                "workspace's own address"
             )
             raise ExternalError(Problem(ConditionReason.DATABRICKS_ERROR, message))
         return endpoint

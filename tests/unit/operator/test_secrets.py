@@ -60,7 +60,7 @@ REFUSED: dict[str, tuple[StandIn, KubeError | None, str]] = {
     "there is none": (
         StandIn(),
         None,
-        "Secret mlflow of spec.tracking.secretRef does not exist in namespace team: create it",
+        "Secret mlflow of spec.tracking.secretRef does not exist in namespace team: create the Secret",
     ),
     "no text": (
         StandIn(secret(MLFLOW_TRACKING_TOKEN=b"\xff")),

@@ -145,7 +145,7 @@ REFUSED: dict[str, tuple[str, str, str]] = {
     "a password in plain sight": (
         "FINETUNE_TRACKING_URI",
         "http://me:s3cr3t@m",
-        "FINETUNE_TRACKING_URI contains a password, which the status of every job would show: remove it",
+        "FINETUNE_TRACKING_URI contains a password, which the status of every job would show: remove the password",
     ),
 }
 

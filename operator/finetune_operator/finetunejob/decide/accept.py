@@ -79,9 +79,11 @@ def _record_acceptance(draft: Draft) -> None:
     paths = parameters.unmounted_paths(draft.spec)
     if paths:
         reason = ConditionReason.ACCEPTED_WITH_WARNING
+        folders = "a folder" if len(paths) == 1 else "folders"
         message = (
-            f"pods cannot read folders of a Databricks workspace, but {', '.join(paths)}: mount a volume at the path in spec.pods, or "
-            "create a FineTuneJob with another name and object storage; ignore this if the command accesses the workspace itself"
+            f"{', '.join(paths)}, {folders} of a Databricks workspace, which pods read only from a mounted volume: mount a volume at the "
+            "path in spec.pods, or create a FineTuneJob with another name and object storage; ignore this if the command accesses the "
+            "workspace itself"
         )
     before = draft.condition(ConditionType.ACCEPTED)
     if before is None or (before.status, before.reason, before.message) != ("True", reason, message):

@@ -230,7 +230,7 @@ def _explain_lost_pods(number: int, failed: Json) -> LastFailure:
     """The failure of an attempt whose pods no longer exist, as its Job reports it."""
     return LastFailure(
         reason=failed.get("reason"),
-        message=f"the pods that could explain it no longer exist: {failed.get('message', '')}",
+        message=f"the pods that could explain the failure no longer exist: {failed.get('message', '')}",
         attempt=number,
     )
 

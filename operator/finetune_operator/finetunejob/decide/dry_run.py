@@ -158,8 +158,8 @@ def _remedy(draft: Draft, answer: DryRunAnswer) -> str:
 def _queue_remedy(draft: Draft, queue: str) -> str:
     if queueing.is_from_installation(draft, queue):
         return (
-            f"it is defaults.queueName of the chart: create LocalQueue {queue}, name another one in "
-            f"spec.runPolicy.queueName, or {queueing.describe_opt_out(draft, queue)}"
+            f"create LocalQueue {queue} (defaults.queueName of the chart), name another queue in spec.runPolicy.queueName, or "
+            f"{queueing.describe_opt_out(draft, queue)}"
         )
     return "correct or remove spec.runPolicy.queueName, or create the LocalQueue"
 

@@ -54,7 +54,8 @@ def _run_in_pod(draft: Draft) -> EvaluationStatus | None:
         draft.remove(state.job)
         _wait(
             draft,
-            f"version {_recorded_version(draft)} was registered after version {_evaluated_version(state.job)}: starting again",
+            "the evaluation starts again, because "
+            f"version {_recorded_version(draft)} was registered after version {_evaluated_version(state.job)}",
         )
         return None
     match state:

@@ -162,7 +162,7 @@ def _follow(draft: Draft, number: int, state: step_state.AtWork) -> None:
 
 
 def _describe_probe(nodes: int) -> str:
-    return f"1 of {nodes} pods tries whether it can start, and the others follow"
+    return f"1 of {nodes} pods starts first, and the others follow when the command of the first pod runs"
 
 
 def _describe_rest(alive: list[Json]) -> str:

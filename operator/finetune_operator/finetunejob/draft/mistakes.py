@@ -112,7 +112,7 @@ def _variables(template: Json | None, reserved: Sequence[str]) -> Iterator[str]:
             if isinstance(entry.get("value"), str) and secret_scopes.is_reference(entry["value"]):
                 yield f"sets {entry.get('name')} to a secret of a Databricks workspace: {NO_SCOPE_IN_PODS}"
             if entry.get("name") in reserved:
-                yield f"sets {entry['name']}, which the operator sets: remove it"
+                yield f"sets {entry['name']}, which the operator sets: remove the variable"
 
 
 def _too_few_gpus(spec: FineTuneJobSpec) -> Iterator[str]:

@@ -31,9 +31,9 @@ async def find_missing_queue(kube: Kube, body: Json) -> str | None:
             return None
         names = sorted(item["metadata"]["name"] for item in queues)
         return (
-            None if queue in names else f"queue {queue} does not exist: {_describe_queues(namespace, names)}"
+            None if queue in names else f"queue {queue} does not exist; {_describe_queues(namespace, names)}"
         )
-    return f"queue {queue} cannot admit the job: Kueue is not installed in this cluster"
+    return f"queue {queue} cannot admit the job, because Kueue is not installed in this cluster"
 
 
 def _describe_queues(namespace: str, names: list[str]) -> str:

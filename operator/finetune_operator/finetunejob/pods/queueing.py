@@ -73,7 +73,7 @@ def _explain_wait(draft: Draft, what: str, child: Json) -> tuple[ConditionReason
     if queue is None:
         job = child["metadata"]["name"]
         return ConditionReason.QUEUE_INADMISSIBLE, (
-            f"{what} waits: another client suspended Job {job}, which has no queue: check kubectl get job {job} -o yaml"
+            f"{what} waits, because another client suspended Job {job}, which has no queue: check kubectl get job {job} -o yaml"
         )
     queue_state = draft.observed.queue_state
     look = f"check kubectl get localqueue -n {draft.ftj.namespace}"
@@ -83,8 +83,7 @@ def _explain_wait(draft: Draft, what: str, child: Json) -> tuple[ConditionReason
     if problem:
         job = child["metadata"]["name"]
         return ConditionReason.QUEUE_INADMISSIBLE, (
-            f"{what} waits: Job {job} is suspended and {describe_queue(draft, queue)} has not admitted a Workload "
-            f"for the Job: {problem}"
+            f"{what} waits, because {describe_queue(draft, queue)} has not admitted Job {job}: {problem}"
         )
     return ConditionReason.QUEUED, f"{what} waits in Kueue's queue {queue}{_describe_progress(queue_state)}"
 

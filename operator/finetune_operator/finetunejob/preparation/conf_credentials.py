@@ -30,4 +30,4 @@ def find_mistakes(spec: FineTuneJobSpec) -> Iterator[str]:
                 if spark and spark.mode == "Databricks"
                 else "put it into a Secret that spec.pods.prepare.envFrom names, and set the value to ${env.NAME}"
             )
-            yield f"spec.data.prepare.spark.conf holds a credential in {name}, which everybody could read in the recipe: {remedy}"
+            yield f"spec.data.prepare.spark.conf contains a credential in {name}, which anybody who reads the recipe could see: {remedy}"

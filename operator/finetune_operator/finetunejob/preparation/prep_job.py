@@ -51,7 +51,7 @@ class JobBackend(Backend):
             case step_state.Lost():
                 # A second run finds the version and writes nothing.
                 draft.remove(state.job)
-                lost = "the prep pod's result was lost with its node: the preparation runs again and finds its version"
+                lost = "the prep pod's result was lost with its node: the preparation runs again and finds the version that it wrote"
                 draft.set(ConditionType.PREPARED, False, ConditionReason.PREPARING, lost)
             case step_state.Failed():
                 _fail(draft, state, step)

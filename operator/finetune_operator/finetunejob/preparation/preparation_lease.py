@@ -81,7 +81,7 @@ def wait_for_lease(draft: Draft) -> bool:
     prepared_since = _true_since(holder, ConditionType.PREPARED)
     if prepared_since is None:
         name = holder["metadata"]["name"]
-        message = f"FineTuneJob {name} prepares the same data: this job waits for its table and uses it"
+        message = f"FineTuneJob {name} prepares the same data: this job waits for the table that {name} writes, and uses the table"
         wait(draft, ConditionType.PREPARED, Wait(ConditionReason.WAITING_FOR_PREPARATION, message))
         return True
     if draft.ftj.created is None or prepared_since <= draft.ftj.created:

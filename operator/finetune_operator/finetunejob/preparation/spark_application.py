@@ -275,7 +275,7 @@ def _complete(
         return Stop
     # The pod and its result no longer exist. A second run finds the version and writes nothing.
     draft.remove(application, _KIND.name)
-    why = "the driver's result was lost with its pod: the preparation runs again and finds its version; "
+    why = "the driver's result was lost with its pod: the preparation runs again and finds the version that it wrote; "
     _begin(draft, applications, failures=status.failures, why=why)
     return Stop
 

@@ -83,13 +83,13 @@ def _report_without_target(draft: Draft, what: str) -> Outcome:
 def _warn(draft: Draft) -> Outcome:
     reason, what = _describe_drift(draft)
     alias, promoted, holder = draft.spec.alias, draft.status.promoted, draft.holder
-    back = f"remove alias {alias}" if promoted is None else f"set alias {alias} to version {promoted}"
+    undo = f"remove alias {alias}" if promoted is None else f"set alias {alias} to version {promoted}"
     keep = (
-        f", set spec.rollbackTo to {{type: Version, version: {holder}}} to keep the alias there"
+        f"; to keep the alias there, set spec.rollbackTo to {{type: Version, version: {holder}}}"
         if holder
         else ""
     )
-    message = f"{what}: {back}{keep}, or set spec.onDrift to Repair or Adopt"
+    message = f"{what}: to undo this, {undo}{keep}; or set spec.onDrift to Repair or Adopt"
     draft.set(ConditionType.DRIFTED, True, reason, message)
     draft.stop(reason, message)
     return Stop

@@ -66,8 +66,8 @@ def _is_foreign(draft: Draft, spec: Serving, endpoint: Endpoint) -> bool:
         sorted(f"the model {name}" if name else "another provider's model" for name in foreign_models)
     )
     message = (
-        f"endpoint {spec.endpoint} serves {what}, and the operator does not change it: set spec.serving.endpoint to another name, "
-        "or delete it"
+        f"endpoint {spec.endpoint} serves {what}, so the operator does not change the endpoint: set spec.serving.endpoint to another "
+        "name, or delete the endpoint"
     )
     draft.set(ConditionType.SERVED, False, ConditionReason.ENDPOINT_FAILED, message)
     return True

@@ -33,7 +33,7 @@ def fail(
     failed = f"endpoint {name_of(draft)} cannot serve version {version} as specified: {why}"[:3500]
     fallback = alias_history.find_fallback(draft, version, saved)
     if fallback is not None:
-        once = "" if draft.holder == version else f" once it points at version {version} again"
+        once = "" if draft.holder == version else f" after the drift from version {version} is repaired"
         message = f"{failed}; {back}, and alias {draft.spec.alias} moves to version {fallback}{once}"
         draft.withdraw(fallback, message)
     elif alias_history.was_first(draft, version, saved):

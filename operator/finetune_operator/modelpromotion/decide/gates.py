@@ -123,7 +123,7 @@ def _judge_metric(name: str, gate: MetricGate, candidate: ModelVersion) -> GateV
         and (high is None or _at_most(value, high))
     )
     verdict: Verdict = "Passed" if within else "Failed"
-    message = f"{gate.name} is {format_number(value)}, {'and' if within else 'but'} must be {limit}"
+    message = f"{gate.name} is {format_number(value)}, which {'meets' if within else 'does not meet'} {limit}"
     return GateVerdict(name=name, verdict=verdict, value=format_number(value), limit=limit, message=message)
 
 
@@ -172,7 +172,7 @@ def _judge_comparison(
     met = (low is None or _at_most(low, value)) and (high is None or _at_most(value, high))
     verdict: Verdict = "Passed" if met else "Failed"
     message = (
-        f"{gate.metric} is {format_number(value)}, {'and' if met else 'but'} must be {limit}, since version {baseline.version.version}, "
+        f"{gate.metric} is {format_number(value)}, which {'meets' if met else 'does not meet'} {limit}, since version {baseline.version.version}, "
         f"{baseline.which}, has {format_number(baseline_value)}"
     )
     return GateVerdict(
@@ -192,7 +192,7 @@ def _judge_alone(name: str, gate: ComparisonGate, value: float, baseline: _Basel
         return GateVerdict(name=name, verdict="Passed", value=format_number(value), message=message)
     message = (
         f"{gate.metric} is {format_number(value)}, and version {baseline.lost}, which had the alias, was deleted: set "
-        "spec.rollbackTo to the version that must have the alias"
+        "spec.rollbackTo to the version that the alias should point at"
     )
     return GateVerdict(name=name, verdict="Inconclusive", value=format_number(value), message=message)
 

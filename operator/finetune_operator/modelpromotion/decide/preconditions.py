@@ -27,7 +27,7 @@ def _retry_seconds(draft: Draft) -> float:
 def suspend(draft: Draft) -> Outcome:
     """End the pass while the promotion is suspended. A move that is only in the journal is not made."""
     if draft.spec.suspend:
-        message = "spec.suspend is true: no alias is moved, and no endpoint changed"
+        message = "spec.suspend is true: the operator moves no alias and changes no endpoint"
         draft.set(ConditionType.SUSPENDED, True, ConditionReason.SUSPENDED, message)
         return Stop
     if draft.condition(ConditionType.SUSPENDED):

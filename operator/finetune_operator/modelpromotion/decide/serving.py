@@ -65,8 +65,12 @@ def _report_hold(draft: Draft) -> None:
     if step:
         draft.requeue_after(draft.settings.poll_seconds)
     if promoted != holder and draft.status.move is None:
-        stays = f"{step}, and stays there" if step else f"endpoint {endpoints.name_of(draft)} stays as it is"
-        where = f"at version {promoted}" if promoted else "removed"
+        stays = (
+            f"{step}; the step does not change"
+            if step
+            else f"endpoint {endpoints.name_of(draft)} stays as it is"
+        )
+        where = f"at version {promoted} again" if promoted else "removed"
         reason = ConditionReason.ALIAS_MOVED if holder else ConditionReason.ALIAS_REMOVED
         draft.set(
             ConditionType.SERVED,

@@ -110,8 +110,7 @@ def test_a_login_stays_at_the_workspace(databricks: Workspace, address: Callable
         reason, message = problem(by_client(databricks))
     assert (reason, targets, databricks.logins) == (ConditionReason.DATABRICKS_ERROR, [], [])
     assert message == (
-        f"Databricks at {databricks.uri} names no token endpoint at its own address: check the address, and use the one that the "
-        "workspace itself uses"
+        f"Databricks at {databricks.uri} names a token endpoint at another address, or none: set the host to the workspace's own address"
     )
 
 
@@ -183,7 +182,7 @@ def test_the_environment_does_not_leak_in(
         ConditionReason.DATABRICKS_NOT_CONFIGURED,
         "no Databricks workspace is configured: install the chart with databricks.host, or set secretRef to a "
         "Secret with DATABRICKS_HOST with DATABRICKS_TOKEN, or DATABRICKS_HOST with DATABRICKS_CLIENT_ID and "
-        "DATABRICKS_CLIENT_SECRET (for a FineTuneJob, create one with another name)",
+        "DATABRICKS_CLIENT_SECRET; for a FineTuneJob, whose secretRef cannot change, create a job with another name",
     )
     wrong = problem(by_token(databricks, "dapi-wrong"))
     assert "dapi" not in wrong[1]

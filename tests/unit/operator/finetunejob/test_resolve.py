@@ -310,7 +310,7 @@ WRONG: dict[str, tuple[Json, str]] = {
     ),
     "a variable of ours": (
         {"pods": {"evaluate": {"env": [{"name": "WORLD_SIZE"}]}}},
-        "pods.evaluate sets WORLD_SIZE, which the operator sets: remove it",
+        "pods.evaluate sets WORLD_SIZE, which the operator sets: remove the variable",
     ),
     "devices of all pods": (
         {
@@ -322,7 +322,7 @@ WRONG: dict[str, tuple[Json, str]] = {
                 }
             }
         },
-        "pods.all.template requests a.com/gpu for all pods: remove it; jobs request GPUs with spec.distributed.gpusPerNode",
+        "pods.all.template requests a.com/gpu for all pods: remove the request; jobs request GPUs with spec.distributed.gpusPerNode",
     ),
     "a queue": ({"queueName": "Team"}, "'Team' is not a valid queue name"),
     "a queue without a name": ({"queueName": ""}, "'' is not a valid queue name"),

@@ -71,7 +71,7 @@ async def test_a_worse_version_is_refused_with_its_numbers() -> None:
             "verdict": "Passed",
             "value": "2.3",
             "limit": "<= 2.5",
-            "message": "eval_loss is 2.3, and must be <= 2.5",
+            "message": "eval_loss is 2.3, which meets <= 2.5",
         },
         {
             "name": "no-worse",
@@ -79,7 +79,7 @@ async def test_a_worse_version_is_refused_with_its_numbers() -> None:
             "value": "2.3",
             "limit": "<= 2.1",
             "holder": "2",
-            "message": "eval_loss is 2.3, but must be <= 2.1, since version 3, which has the alias, has 2",
+            "message": "eval_loss is 2.3, which does not meet <= 2.1, since version 3, which has the alias, has 2",
         },
     ]
     assert (status.gates.summary, simulation.registry.moves) == ("1/2", [])

@@ -82,7 +82,7 @@ async def test_a_refused_version_gets_no_chance_by_the_deletion_of_the_one_it_wa
     assert simulation.says("GatesPassed") == (
         "GateInconclusive",
         "version 5 cannot be judged yet: no-worse: loss is 9, and version 2, which had the alias, was deleted: set "
-        "spec.rollbackTo to the version that must have the alias",
+        "spec.rollbackTo to the version that the alias should point at",
     )
     await then(simulation, rollbackTo={"type": "Version", "version": "3"})
     await then(simulation, rollbackTo=None)

@@ -292,7 +292,7 @@ async def test_a_canary_is_judged_while_the_alias_is_elsewhere(state: Workspace)
     assert simulation.now == ("Blocked", {"staging": 2, "champion": 3}, {"2": 10, "1": 90})
     assert simulation.says("Served") == (
         "AliasMoved",
-        "version 2 gets 10% of the traffic, step 1 of 2, and stays there until alias champion is at version 2, or the "
+        "version 2 gets 10% of the traffic, step 1 of 2; the step does not change until alias champion is at version 2 again, or the "
         "drift is accepted",
     )
     state.add_version(MODEL, 2, {"error_rate": 0.2})
@@ -300,8 +300,8 @@ async def test_a_canary_is_judged_while_the_alias_is_elsewhere(state: Workspace)
     assert simulation.now == ("Blocked", {"staging": 2, "champion": 3}, {"1": 100})
     assert simulation.says("Served") == (
         "CanaryFailed",
-        "endpoint support cannot serve version 2 as specified: a canary gate failed: few-errors: error_rate is 0.2, but must be <= 0.01; "
-        "the endpoint is restored to version 1 with 100%, and alias champion moves to version 1 once it points at version 2 again",
+        "endpoint support cannot serve version 2 as specified: a canary gate failed: few-errors: error_rate is 0.2, which does not meet <= 0.01; "
+        "the endpoint is restored to version 1 with 100%, and alias champion moves to version 1 after the drift from version 2 is repaired",
     )
     state.set_alias(MODEL, "champion", 2)
     await simulation.later(1)
@@ -313,14 +313,14 @@ HANDS: dict[str, tuple[int | None, tuple[str, str]]] = {
         3,
         (
             "AliasMoved",
-            "endpoint support stays as it is until alias champion is at version 1, or the drift is accepted",
+            "endpoint support stays as it is until alias champion is at version 1 again, or the drift is accepted",
         ),
     ),
     "removed": (
         None,
         (
             "AliasRemoved",
-            "endpoint support stays as it is until alias champion is at version 1, or the drift is accepted",
+            "endpoint support stays as it is until alias champion is at version 1 again, or the drift is accepted",
         ),
     ),
 }

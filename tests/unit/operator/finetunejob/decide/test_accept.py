@@ -131,7 +131,7 @@ NO_STORAGE = (
     "{} is missing: install the chart with defaults.storage, in which each job gets a folder, or create a "
     "FineTuneJob with another name and this field"
 )
-SETS_RANK = "spec.pods.all.template sets NODE_RANK, which the operator sets: remove it"
+SETS_RANK = "spec.pods.all.template sets NODE_RANK, which the operator sets: remove the variable"
 OWN_RANK: Json = {
     "pods": {
         "all": {

@@ -349,7 +349,7 @@ def test_a_failure_without_pods_says_what_the_job_says() -> None:
     assert said(decision, ConditionType.FAILED) == (
         "True",
         ConditionReason.MAX_RESTARTS_REACHED,
-        "attempt 1 failed and runPolicy.maxRestarts = 0 is reached; the pods that could explain it no longer exist: "
+        "attempt 1 failed and runPolicy.maxRestarts = 0 is reached; the pods that could explain the failure no longer exist: "
         f"{BACKOFF}{NEXT_JOB}",
     )
 

@@ -299,7 +299,7 @@ def test_a_queue_of_the_installation_that_is_not_there() -> None:
     assert said(conclude(QUEUED, settings=settings, answer=ABSENT), ConditionType.PODS_ADMITTED) == (
         "False",
         ConditionReason.QUEUE_INADMISSIBLE,
-        "queue reserch does not exist: it is defaults.queueName of the chart: create LocalQueue reserch, name another one in "
+        "queue reserch does not exist: create LocalQueue reserch (defaults.queueName of the chart), name another queue in "
         'spec.runPolicy.queueName, or set spec.runPolicy.queueName to "", which keeps the job out of the default queue '
         "of the chart, and the job continues",
     )

@@ -294,7 +294,9 @@ def test_a_version_that_was_registered_later_is_evaluated_in_its_place() -> None
     later_one = tracked(RegisteredVersion("tuned", "5", tags=TAGS))
     stopped = evaluate(evaluating(), pods=[its_pod()], mlflow=later_one)
     assert deleted(stopped) == [JOB]
-    assert told(stopped) == waits("version 5 was registered after version 4: starting again")
+    assert told(stopped) == waits(
+        "the evaluation starts again, because version 5 was registered after version 4"
+    )
     evaluated = status(ACCEPTED, PREPARED, TRAINED, EVALUATED, **KNOWN, model=MODEL, evaluation=FOUND)
     again = evaluate(mlflow=later_one, before=evaluated)
     assert (again.status.evaluation, has_alias(again)) == (None, False)
@@ -338,7 +340,7 @@ def test_a_template_that_was_changed_is_read_before_each_pod() -> None:
     decision = evaluate(template=template)
     assert applied(decision) == []
     assert told(decision) == waits("the evaluation waits for a correction of spec.pods")
-    message = "spec.pods.evaluate.template sets MODEL_PATH, which the operator sets: remove it"
+    message = "spec.pods.evaluate.template sets MODEL_PATH, which the operator sets: remove the variable"
     wrong = ConditionReason.POD_TEMPLATE_INVALID
     assert said(decision, ConditionType.PODS_HEALTHY) == ("False", wrong, message)
     assert said(decision, ConditionType.STALLED) == ("True", wrong, message)

@@ -79,7 +79,7 @@ def test_a_job_with_such_a_path_runs_and_warns_until_it_is_mounted() -> None:
     assert said(decision, ConditionType.ACCEPTED) == (
         "True",
         ConditionReason.ACCEPTED_WITH_WARNING,
-        f"pods cannot read folders of a Databricks workspace, but spec.trainer.parameters.output_dir has {MODEL}: "
+        f"spec.trainer.parameters.output_dir has {MODEL}, a folder of a Databricks workspace, which pods read only from a mounted volume: "
         "mount a volume at the path in spec.pods, or create a FineTuneJob with another name and object storage; "
         "ignore this if the command accesses the workspace itself",
     )

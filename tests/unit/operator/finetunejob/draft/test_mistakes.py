@@ -80,7 +80,7 @@ MISTAKES: dict[str, tuple[Json, list[str]]] = {
     "none": ({}, []),
     "a reserved variable": (
         containers({"name": "main", "env": [{"name": "WORLD_SIZE", "value": "1"}, {"name": "MINE"}]}),
-        ["spec.pods.train.template sets WORLD_SIZE, which the operator sets: remove it"],
+        ["spec.pods.train.template sets WORLD_SIZE, which the operator sets: remove the variable"],
     ),
     "a secret of a Databricks workspace": (
         containers({"name": "main", "env": [{"name": "TOKEN", "value": "{{secrets/a/b}}"}]}),
@@ -88,7 +88,7 @@ MISTAKES: dict[str, tuple[Json, list[str]]] = {
     ),
     "the folder of the code": (
         {"trainer": WITH_CODE, **containers({"name": "main", "env": [{"name": "CODE_SOURCE_PATH"}]})},
-        ["spec.pods.train.template sets CODE_SOURCE_PATH, which the operator sets: remove it"],
+        ["spec.pods.train.template sets CODE_SOURCE_PATH, which the operator sets: remove the variable"],
     ),
     "a folder of your own": (
         {
@@ -120,7 +120,7 @@ MISTAKES: dict[str, tuple[Json, list[str]]] = {
     ),
     "a reserved variable of all pods": (
         containers({"name": "main", "env": [{"name": "WORLD_SIZE", "value": "1"}]}, role="all"),
-        ["spec.pods.all.template sets WORLD_SIZE, which the operator sets: remove it"],
+        ["spec.pods.all.template sets WORLD_SIZE, which the operator sets: remove the variable"],
     ),
     "a container beside those of all pods": (
         containers({"name": "side", "image": "side:1"}, role="all"),
@@ -196,7 +196,7 @@ OF_EVALUATION: dict[str, tuple[Json | None, list[str]]] = {
             {"name": "main", "env": [{"name": "MLFLOW_RUN_ID"}, {"name": "METRICS_PATH"}]}, role="evaluate"
         ),
         [
-            f"spec.pods.evaluate.template sets {name}, which the operator sets: remove it"
+            f"spec.pods.evaluate.template sets {name}, which the operator sets: remove the variable"
             for name in ("MLFLOW_RUN_ID", "METRICS_PATH")
         ],
     ),

@@ -96,7 +96,9 @@ async def test_jobs_with_other_credentials_do_not(databricks: Workspace) -> None
     world = World(databricks)
     await world.reader.read(job())
     answer = await world.reader.read(replace(job(), namespace="other"))
-    message = "Secret databricks of spec.tracking.secretRef does not exist in namespace other: create it"
+    message = (
+        "Secret databricks of spec.tracking.secretRef does not exist in namespace other: create the Secret"
+    )
     assert answer == {"base": AliasVersion(problem=Problem(ConditionReason.CREDENTIALS_MISSING, message))}
 
 
@@ -117,7 +119,7 @@ async def test_a_version_is_not_asked_for(databricks: Workspace) -> None:
 
 async def test_credentials_that_are_missing_are_a_problem(databricks: Workspace) -> None:
     answer = await World(databricks).reader.read(job(secretRef={"name": "other"}))
-    message = "Secret other of spec.tracking.secretRef does not exist in namespace team: create it"
+    message = "Secret other of spec.tracking.secretRef does not exist in namespace team: create the Secret"
     assert answer == {"base": AliasVersion(problem=Problem(ConditionReason.CREDENTIALS_MISSING, message))}
 
 

@@ -140,7 +140,7 @@ async def test_a_queue_is_looked_for_before_the_pods_are_asked_about() -> None:
     assert await run_dry_runs(kube, [queue_state, pod]) == DryRunAnswer(
         False,
         ConditionReason.QUEUE_INADMISSIBLE,
-        "queue gpus cannot admit the job: Kueue is not installed in this cluster",
+        "queue gpus cannot admit the job, because Kueue is not installed in this cluster",
     )
     assert kube.done("rehearse") == []
 

@@ -285,7 +285,7 @@ async def test_an_api_server_that_is_away_fails_the_pass_and_not_the_job() -> No
 NO_LOGIN: dict[str, tuple[StandIn, str]] = {
     "there is none": (
         StandIn(),
-        "Secret login of spec.trainer.code.git.secretRef does not exist in namespace team: create it",
+        "Secret login of spec.trainer.code.git.secretRef does not exist in namespace team: create the Secret",
     ),
     "no password": (
         StandIn(secret(username="me", token="t")),

@@ -77,7 +77,7 @@ async def test_a_jobs_server_has_its_own_credentials() -> None:
 
 async def test_credentials_that_cannot_be_had_are_a_condition() -> None:
     mlflow = await World().poller.poll(with_secret())
-    message = "Secret mlflow of spec.tracking.secretRef does not exist in namespace team: create it"
+    message = "Secret mlflow of spec.tracking.secretRef does not exist in namespace team: create the Secret"
     assert mlflow == Mlflow(problem=Problem(ConditionReason.CREDENTIALS_MISSING, message))
 
 

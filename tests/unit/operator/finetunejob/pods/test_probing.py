@@ -96,7 +96,9 @@ def test_the_others_follow_when_the_command_of_the_first_one_runs(
     ] * len(scaled)
     condition = said(decision, ConditionType.TRAINED)
     assert condition is not None
-    tries = "attempt 2: 1 of 2 pods tries whether it can start, and the others follow"
+    tries = (
+        "attempt 2: 1 of 2 pods starts first, and the others follow when the command of the first pod runs"
+    )
     assert condition[2].startswith(tries) == (parallelism == 1)
 
 

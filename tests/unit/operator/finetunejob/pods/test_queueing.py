@@ -27,9 +27,7 @@ from fixtures.operator_in_memory.decisions import (
 
 Json = dict[str, Any]
 JOB = "tune-train-1"
-NOT_ADMITTED = (
-    "attempt 1 waits: Job tune-train-1 is suspended and queue gpus has not admitted a Workload for the Job: "
-)
+NOT_ADMITTED = "attempt 1 waits, because queue gpus has not admitted Job tune-train-1: "
 LOOK = "check kubectl get localqueue -n team"
 
 
@@ -139,8 +137,8 @@ def test_a_queue_of_the_installation_is_not_removed_from_the_job() -> None:
     assert said(decision, ConditionType.TRAINED) == (
         "False",
         ConditionReason.QUEUE_INADMISSIBLE,
-        "attempt 1 waits: Job tune-train-1 is suspended and queue gpus (defaults.queueName of the "
-        'chart) has not admitted a Workload for the Job: Kueue is not installed in this cluster: install Kueue, or set spec.runPolicy.queueName to "", which keeps the job '
+        "attempt 1 waits, because queue gpus (defaults.queueName of the chart) has not admitted Job tune-train-1: Kueue is not installed "
+        'in this cluster: install Kueue, or set spec.runPolicy.queueName to "", which keeps the job '
         "out of the default queue of the chart, and suspend and resume the job",
     )
 
@@ -150,7 +148,7 @@ def test_a_job_that_no_queue_holds() -> None:
     assert said(decision, ConditionType.TRAINED) == (
         "False",
         ConditionReason.QUEUE_INADMISSIBLE,
-        "attempt 1 waits: another client suspended Job tune-train-1, which has no queue: check kubectl get job tune-train-1 -o yaml",
+        "attempt 1 waits, because another client suspended Job tune-train-1, which has no queue: check kubectl get job tune-train-1 -o yaml",
     )
 
 

@@ -62,7 +62,7 @@ def test_references_are_not(value: str) -> None:
 
 def test_the_remedy_is_that_of_the_mode_and_the_value_is_not_shown() -> None:
     conf = {HELD[1]: "a canary ${env.STORE_KEY}"}
-    start = "spec.data.prepare.spark.conf holds a credential in spark.hadoop.fs.s3a.secret.key, which everybody could read in the recipe: "
+    start = "spec.data.prepare.spark.conf contains a credential in spark.hadoop.fs.s3a.secret.key, which anybody who reads the recipe could see: "
     databricks = {"volume": "/Volumes/a/b/c", "compute": {"type": "NewCluster"}, "secretRef": {"name": "a"}}
     assert [
         *conf_credentials.find_mistakes(build_spec(conf)),

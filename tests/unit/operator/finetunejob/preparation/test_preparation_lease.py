@@ -38,7 +38,7 @@ NEW = status(ADMITTED)
 WAITS = (
     "False",
     ConditionReason.WAITING_FOR_PREPARATION,
-    "FineTuneJob first prepares the same data: this job waits for its table and uses it",
+    "FineTuneJob first prepares the same data: this job waits for the table that first writes, and uses the table",
 )
 BEGINS = ["ConfigMap/tune-prep", "Job/tune-prep"]
 

@@ -252,7 +252,7 @@ def test_a_result_that_went_with_its_pod_is_asked_for_again() -> None:
     assert said(lost, ConditionType.PREPARED) == (
         "False",
         ConditionReason.PREPARING,
-        "the prep pod's result was lost with its node: the preparation runs again and finds its version",
+        "the prep pod's result was lost with its node: the preparation runs again and finds the version that it wrote",
     )
     assert applied(prepare()) == ["ConfigMap/tune-prep", "Job/tune-prep"]
 

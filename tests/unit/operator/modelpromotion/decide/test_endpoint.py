@@ -41,8 +41,8 @@ CASES: dict[str, Case] = {
         condition=(
             False,
             ConditionReason.ENDPOINT_FAILED,
-            "endpoint support serves another provider's model and the model main.llm.other, and the operator does not "
-            "change it: set spec.serving.endpoint to another name, or delete it",
+            "endpoint support serves another provider's model and the model main.llm.other, so the operator does not "
+            "change the endpoint: set spec.serving.endpoint to another name, or delete the endpoint",
         ),
         serving={
             "endpoint": "support",
@@ -63,8 +63,8 @@ CASES: dict[str, Case] = {
         condition=(
             False,
             ConditionReason.ENDPOINT_FAILED,
-            "endpoint support serves the model Main.LLM.support, and the operator does not "
-            "change it: set spec.serving.endpoint to another name, or delete it",
+            "endpoint support serves the model Main.LLM.support, so the operator does not "
+            "change the endpoint: set spec.serving.endpoint to another name, or delete the endpoint",
         ),
         serving={
             "endpoint": "support",

@@ -334,7 +334,7 @@ def test_gates_judge_the_traffic_of_the_new_version(databricks: Workspace) -> No
     databricks.endpoints.metrics["support"] = exported("support", {"1": (500, 0, 0), "2": (500, 4, 2)})
     rollout.settle()
     assert (rollout.routes, rollout.reason) == ({"1": 100}, "CanaryFailed")
-    assert "error_rate is 0.012, but must be <= 0.01" in rollout.message
+    assert "error_rate is 0.012, which does not meet <= 0.01" in rollout.message
 
 
 QUICK = {"name": "quick", "type": "Metric", "metric": {"name": "latency_ms", "max": 100}}
@@ -355,7 +355,7 @@ def test_a_gate_of_the_latency_judges_what_the_endpoint_exports(databricks: Work
     databricks.endpoints.metrics["support"] = exported("support", counts, {"1": 40, "2": 120})
     rollout.settle()
     assert (rollout.routes, rollout.reason) == ({"1": 100}, "CanaryFailed")
-    assert "latency_ms is 120, but must be <= 100" in rollout.message
+    assert "latency_ms is 120, which does not meet <= 100" in rollout.message
 
 
 def test_what_databricks_shows_otherwise_is_not_configured_again_for_the_logging(
@@ -439,8 +439,8 @@ def test_an_endpoint_of_another_model(databricks: Workspace) -> None:
     rollout.promote("1")
     assert rollout.settle() == ["EndpointFailed"]
     assert rollout.message == (
-        "endpoint support serves the model main.llm.other, and the operator does not change it: set spec.serving.endpoint to another "
-        "name, or delete it"
+        "endpoint support serves the model main.llm.other, so the operator does not change the endpoint: set spec.serving.endpoint to "
+        "another name, or delete the endpoint"
     )
     assert databricks.writes() == []
 
