@@ -38,17 +38,17 @@ _NO_SERVER = (
 
 
 def accept(draft: Draft) -> Outcome:
-    """Accept the job, or report all mistakes in one message.
+    """Accept the job, fail it with all its permanent mistakes in one message, or report the first obstacle.
 
-    The job fails for mistakes in immutable fields that no values of the chart can correct. Until the job is accepted, each pass checks again
-    what can change: pod templates, the values of the chart, and which fields the operator's version supports.
+    Permanent are mistakes in immutable fields that no values of the chart can correct. Until the job is accepted, each pass looks again for
+    obstacles, which can change: pod templates, the values of the chart, and which fields the operator's version supports.
     """
     if draft.ftj.spec is None:
         return _leave_alone(draft)
     if draft.holds(ConditionType.ACCEPTED):
         _record_acceptance(draft)
         return Continue
-    if _was_at_work(draft):
+    if _was_accepted(draft):
         return _accept(draft)
     spec_mistakes = [*find_passwords(draft.spec.tracking), *permanent_mistakes(draft.ftj)]
     if spec_mistakes:
@@ -100,7 +100,7 @@ def _leave_alone(draft: Draft) -> Outcome:
     return Stop
 
 
-def _was_at_work(draft: Draft) -> bool:
+def _was_accepted(draft: Draft) -> bool:
     """Whether the job was accepted before Accepted became Unknown: only accepted jobs have a start time."""
     accepted = draft.condition(ConditionType.ACCEPTED)
     unknown = accepted is not None and accepted.status == "Unknown"
@@ -113,12 +113,10 @@ def permanent_mistakes(ftj: FineTuneJob) -> list[str]:
         return []
     spec = resolve(ftj.written, namespace=ftj.namespace, name=ftj.name, earlier=None, defaults=Defaults())
     # No value of the chart corrects a mistake that both kinds of installation have.
-    mistakes_by_server = [[*mistakes_of_fixed_fields(spec, settings)] for settings in _INSTALLATIONS]
-    return [
-        mistake
-        for mistake in mistakes_by_server[0]
-        if all(mistake in server_mistakes for server_mistakes in mistakes_by_server)
-    ]
+    with_databricks, with_mlflow = (
+        [*mistakes_of_fixed_fields(spec, settings)] for settings in _INSTALLATIONS
+    )
+    return [mistake for mistake in with_databricks if mistake in with_mlflow]
 
 
 def mistakes_of_fixed_fields(spec: FineTuneJobSpec, settings: Settings) -> Iterator[str]:
@@ -153,7 +151,8 @@ def obstacles(
     if unsupported:
         message = f"this version of the operator does not support {'; '.join(unsupported)}; the job waits for a version that does"
         yield ConditionReason.NOT_IMPLEMENTED, message
-    if spec.register_ and not settings.servers(spec.tracking)[0]:
+    tracking_server, _ = settings.servers(spec.tracking)
+    if spec.register_ and not tracking_server:
         yield ConditionReason.MLFLOW_NOT_CONFIGURED, _NO_SERVER
     field_mistakes = [*mistakes_of_fixed_fields(spec, settings)]
     if field_mistakes:
@@ -185,6 +184,6 @@ def unsupported_fields(spec: FineTuneJobSpec) -> Iterator[str]:
         ("uri", spec.tracking.uri, DATABRICKS),
         ("registryUri", spec.tracking.registry_uri, UNITY_CATALOG),
     )
-    for name, uri, workspace in addresses:
-        if uri and uri != workspace and not uri.startswith(("http://", "https://")):
-            yield f"tracking.{name} {uri} (use the http or https address of an MLflow server, or {workspace})"
+    for name, uri, databricks_uri in addresses:
+        if uri and uri != databricks_uri and not uri.startswith(("http://", "https://")):
+            yield f"tracking.{name} {uri} (use the http or https address of an MLflow server, or {databricks_uri})"

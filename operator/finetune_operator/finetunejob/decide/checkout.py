@@ -34,8 +34,9 @@ def resolve(draft: Draft) -> Outcome:
         # A suspended job must report that it is suspended.
         return Continue if draft.spec.suspend else Stop
     draft.update(code=CodeStatus(commit=revision.commit, branch=revision.branch))
-    where = f"{git.revision} of {git.url} is" if revision.commit != git.revision.lower() else f"{git.url} has"
-    message = f"{where} commit {revision.commit}, which every attempt runs"
+    is_commit_in_spec = revision.commit == git.revision.lower()
+    subject = f"{git.url} has" if is_commit_in_spec else f"{git.revision} of {git.url} is"
+    message = f"{subject} commit {revision.commit}, which every attempt runs"
     draft.set(ConditionType.CODE_RESOLVED, True, ConditionReason.CODE_RESOLVED, message)
     draft.requeue_after(SOON_SECONDS)
     return Stop

@@ -12,7 +12,7 @@ from finetune_operator.finetunejob.pods import gang, pod_state
 
 
 def record_checkpoint(draft: Draft, attempt_pods: list[Json]) -> None:
-    """Record the newest checkpoint that MLflow or a terminated pod of the attempt reports, or the error of a failed save."""
+    """Record the newest checkpoint that MLflow or a terminated pod of the attempt reports, and whether saves succeed."""
     if draft.spec.checkpoint is None:
         return
     run = draft.observed.mlflow.run if draft.observed.mlflow else None
@@ -32,7 +32,7 @@ def record_checkpoint(draft: Draft, attempt_pods: list[Json]) -> None:
     if error:
         draft.set(ConditionType.CHECKPOINT_STORED, False, ConditionReason.CHECKPOINT_FAILED, error)
     elif step is not None and (run is not None or not _is_failing(draft)):
-        # NB: while MLflow is unreachable, it is unknown whether a save has succeeded after the failure.
+        # NB: while MLflow is unreachable, a recorded failure stays: whether a later save has succeeded is unknown.
         draft.set(
             ConditionType.CHECKPOINT_STORED,
             True,

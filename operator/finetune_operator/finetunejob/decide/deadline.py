@@ -55,7 +55,7 @@ def enforce_deadline(draft: Draft) -> Outcome:
 def _is_waiting(draft: Draft) -> bool:
     """Whether the job is suspended, or all its unfinished Jobs wait in a queue or for nodes.
 
-    NB: without a Job the job is at work elsewhere: in Databricks, in a SparkApplication, or between two attempts.
+    NB: without an unfinished Job, the job does not wait: it runs in Databricks or in a SparkApplication, or is between two attempts.
     """
     if draft.spec.suspend:
         return True
@@ -78,14 +78,17 @@ def _is_on_node(pod: Json) -> bool:
 
 
 def _find_end(draft: Draft, since: datetime) -> datetime:
-    """Return the end of a wait: when the first pod started on a node. This pass may come later, if the operator was down."""
+    """Return the end of a wait that began at `since`: when a node first started a pod after that, or now if none did.
+
+    NB: if the operator was down, the wait ended long before this pass.
+    """
     starts = [pod.get("status", {}).get("startTime") for pod in draft.observed.pods]
     later_starts = [start for text in starts if text and (start := datetime.fromisoformat(text)) >= since]
     return min([*later_starts, draft.now])
 
 
 def _is_over(draft: Draft) -> bool:
-    """Whether the last step of the job has completed, even if the status does not record it yet."""
+    """Whether the last pods of the job have completed, even if the status does not record it yet."""
     if draft.spec.evaluation:
         return draft.status.evaluation is not None or has_completed(draft, evaluation_pod.build_step(draft))
     attempt = draft.status.attempt or 1

@@ -59,12 +59,13 @@ def build_dry_run_objects(draft: Draft) -> list[Json]:
     Job and the pod of the evaluation; and the objects of the backend, for example a review of whether Spark's driver may create
     executors.
     """
-    job = gang.build_job(draft, draft.status.attempt or 1)
-    evaluations = _build_evaluation_jobs(draft)
-    jobs = [*([job] if draft.spec.prepare else []), *evaluations]
+    training_job = gang.build_job(draft, draft.status.attempt or 1)
+    evaluation_jobs = _build_evaluation_jobs(draft)
+    jobs = [*([training_job] if draft.spec.prepare else []), *evaluation_jobs]
     backend = backends.find_backend(draft.spec)
     reviews = backend.build_dry_runs(draft) if backend else ()
-    return [*jobs, *(_build_first_pod(draft, item) for item in (job, *evaluations)), *reviews]
+    pods = [_build_first_pod(draft, job) for job in (training_job, *evaluation_jobs)]
+    return [*jobs, *pods, *reviews]
 
 
 def _build_evaluation_jobs(draft: Draft) -> list[Json]:
@@ -130,7 +131,10 @@ def _controller(draft: Draft) -> Json:
 
 
 def _record(draft: Draft, answer: DryRunAnswer) -> Condition | None:
-    """Record the answer in the status. For a job without a preparation, record only a rejection: its pods report everything else."""
+    """Record the answer in the status, and return its condition.
+
+    For a job without a preparation, the status keeps only what blocks it: its pods report everything else.
+    """
     message = f"{answer.message}{_remedy(draft, answer)}"
     draft.set(ConditionType.PODS_ADMITTED, answer.admitted, answer.reason, message)
     pods_admitted = draft.condition(ConditionType.PODS_ADMITTED)

@@ -222,8 +222,7 @@ def _write_metrics(draft: Draft, evaluation: EvaluationStatus) -> Outcome:
         metrics = evaluation_result.mlflow_metrics(evaluation)
         run = mlflow.writable_run
         # Without a run that can be written to, only the tags are written.
-        logged = run.metrics if run else metrics
-        unlogged = {name: value for name, value in metrics.items() if logged.get(name) != value}
+        unlogged = {name: value for name, value in metrics.items() if run and run.metrics.get(name) != value}
         if run and unlogged:
             draft.actions.append(LogMetrics(run.run_id, unlogged, _step_after_training(draft)))
         draft.actions.append(TagVersion(version.name, version.version, missing_tags))

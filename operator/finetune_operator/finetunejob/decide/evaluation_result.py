@@ -23,6 +23,10 @@ from finetune_operator.text import shorten
 _RESERVED_PREFIXES = ("finetune_", "promoted_")
 # At most this many metrics in a message.
 _MAX_METRICS_IN_MESSAGE = 8
+_FORMAT_HINT = (
+    f'write a JSON object of numbers, for example {{"accuracy": 0.9}}, of at most {contract.TERMINATION_MAX_BYTES} bytes, to the '
+    f"file that the variable {contract.ENV_METRICS_PATH} names"
+)
 
 
 class InvalidMetricsError(ValueError):
@@ -69,12 +73,6 @@ def _parse_metrics(text: str) -> dict[str, float]:
     return {name: float(value) for name, value in metrics.items()}
 
 
-_FORMAT_HINT = (
-    f'write a JSON object of numbers, for example {{"accuracy": 0.9}}, of at most {contract.TERMINATION_MAX_BYTES} bytes, to the '
-    f"file that the variable {contract.ENV_METRICS_PATH} names"
-)
-
-
 def _check_name(name: str) -> None:
     if len(name) > MAX_METRIC_NAME or not re.fullmatch(METRIC_NAME, name):
         raise InvalidMetricsError(
@@ -100,8 +98,8 @@ def _quote(text: str) -> str:
 
 def version_tags(evaluation: EvaluationStatus) -> dict[str, str]:
     """The tags of the version. The digest comes last, so a version with a digest has all its metrics."""
-    written = {name: f"{value:.15g}" for name, value in mlflow_metrics(evaluation).items()}
-    return {**written, contract.TAG_EVALUATION_DATA: evaluation.digest}
+    metrics = {name: f"{value:.15g}" for name, value in mlflow_metrics(evaluation).items()}
+    return {**metrics, contract.TAG_EVALUATION_DATA: evaluation.digest}
 
 
 def mlflow_metrics(evaluation: EvaluationStatus) -> Mapping[str, float]:

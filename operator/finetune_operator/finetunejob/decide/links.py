@@ -16,7 +16,8 @@ _WORKSPACE_RUNS = "/ml/experiments"
 
 def tracking_page(settings: Settings, tracking: Tracking) -> str:
     """The address of a job's MLflow server for browsers."""
-    return (tracking.public_url or _server_page(settings, settings.servers(tracking)[0])).rstrip("/")
+    server, _ = settings.servers(tracking)
+    return (tracking.public_url or _server_page(settings, server)).rstrip("/")
 
 
 def registry_page(settings: Settings, tracking: Tracking) -> str | None:
@@ -24,10 +25,9 @@ def registry_page(settings: Settings, tracking: Tracking) -> str | None:
     server, registry = (normalize_address(uri) for uri in settings.servers(tracking))
     if registry == server:
         return tracking_page(settings, tracking)
-    is_installation_registry = settings.tracking_public_url and registry == normalize_address(
-        settings.tracking_uri
-    )
-    return settings.tracking_public_url.rstrip("/") if is_installation_registry else None
+    is_installation_registry = registry == normalize_address(settings.tracking_uri)
+    public_url = settings.tracking_public_url if is_installation_registry else ""
+    return public_url.rstrip("/") if public_url else None
 
 
 def _server_page(settings: Settings, server: str) -> str:
@@ -65,14 +65,15 @@ def record_links(draft: Draft) -> None:
 
 
 def _model_page(draft: Draft) -> str | None:
-    model, page = draft.status.model, registry_page(draft.settings, draft.spec.tracking)
+    model = draft.status.model
     if model is None or model.name is None or model.version is None:
         return None
     if draft.settings.on_databricks(draft.spec.tracking):
-        run = (draft.status.mlflow.url if draft.status.mlflow else None) or ""
-        workspace, separator, _ = run.partition(_WORKSPACE_RUNS)
+        run_url = (draft.status.mlflow.url if draft.status.mlflow else None) or ""
+        workspace, separator, _ = run_url.partition(_WORKSPACE_RUNS)
         path = "/".join(quote(part, safe="") for part in model.name.split("."))
         return f"{workspace}/explore/data/models/{path}/version/{model.version}" if separator else None
+    page = registry_page(draft.settings, draft.spec.tracking)
     if page is None:
         return None
     return f"{page}/#/models/{quote(model.name, safe='')}/versions/{quote(model.version, safe='')}"

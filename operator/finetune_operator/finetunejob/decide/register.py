@@ -23,8 +23,10 @@ def register(draft: Draft) -> Outcome:
     version = draft.observed.mlflow.version if draft.observed.mlflow else None
     if version is None:
         return Stop
-    owned = draft.observed.promoted_aliases
-    missing = [alias for alias in registration.aliases if alias not in version.aliases and alias not in owned]
+    promotions = draft.observed.promoted_aliases
+    missing = [
+        alias for alias in registration.aliases if alias not in version.aliases and alias not in promotions
+    ]
     if missing:
         draft.actions += [SetAlias(registration.model, alias, version.version) for alias in missing]
         draft.set(
@@ -35,19 +37,20 @@ def register(draft: Draft) -> Outcome:
         ConditionType.REGISTERED,
         True,
         ConditionReason.REGISTERED,
-        _describe_registration(registration, version, owned),
+        _describe_registration(registration, version, promotions),
     )
     return Continue
 
 
 def _describe_registration(
-    registration: Register, version: RegisteredVersion, owned: Mapping[str, str]
+    registration: Register, version: RegisteredVersion, promotions: Mapping[str, str]
 ) -> str:
-    job_aliases = [alias for alias in registration.aliases if alias not in owned]
-    promoted_aliases = [
-        f"ModelPromotion {owned[alias]} manages alias {alias}"
+    """Describe the version and its aliases. `promotions`: the ModelPromotions that manage aliases, by alias."""
+    job_aliases = [alias for alias in registration.aliases if alias not in promotions]
+    notes = [
+        f"ModelPromotion {promotions[alias]} manages alias {alias}"
         for alias in registration.aliases
-        if alias in owned
+        if alias in promotions
     ]
     aliases = f", now {', '.join(job_aliases)}" if job_aliases else ""
-    return "; ".join([f"{registration.model} version {version.version}{aliases}", *promoted_aliases])
+    return "; ".join([f"{registration.model} version {version.version}{aliases}", *notes])

@@ -18,7 +18,8 @@ from finetune_operator.policy.result import Continue, Outcome, Stop
 def pin_versions(draft: Draft) -> Outcome:
     """End the pass until the versions are known. A pinned version does not change; the next pass has it in the spec."""
     aliases = {} if draft.spec.suspend else unpinned_aliases(draft.ftj)
-    if not aliases or not draft.settings.servers(draft.spec.tracking)[0]:
+    server, _ = draft.settings.servers(draft.spec.tracking)
+    if not aliases or not server:
         # NB: without a server, the pods report that they cannot find the model. A condition from a time with a server is outdated.
         if aliases:
             draft.unset(ConditionType.MODELS_FOUND)
@@ -27,7 +28,8 @@ def pin_versions(draft: Draft) -> Outcome:
         # Registries are read for accepted jobs only, so from the next pass on.
         draft.requeue_after(SOON_SECONDS)
         return Stop
-    if aliases.keys() - draft.observed.alias_versions.keys() and draft.condition(ConditionType.MODELS_FOUND):
+    has_unread_alias = bool(aliases.keys() - draft.observed.alias_versions.keys())
+    if has_unread_alias and draft.condition(ConditionType.MODELS_FOUND):
         # The registry was not read since the status was written: keep the message.
         draft.requeue_after(POLL_SECONDS)
         return Stop

@@ -31,12 +31,12 @@ def find_checkpoints(draft: Draft) -> Outcome:
     if isinstance(checkpoints, Wait):
         return wait(draft, ConditionType.CHECKPOINT_FOUND, checkpoints)
     draft.update(resumed_from=checkpoints)
-    whose = (
+    where = (
         f"that FineTuneJob {checkpoints.job} wrote to"
         if checkpoints.job
         else "in the folder that checkpoint.resumeFrom names:"
     )
-    message = f"the job starts from the newest complete checkpoint {whose} {checkpoints.uri}"
+    message = f"the job starts from the newest complete checkpoint {where} {checkpoints.uri}"
     if contract.split_checkpoint_uri(checkpoints.uri)[1] is not None:
         message = f"the job starts from the checkpoint that checkpoint.resumeFrom names: {checkpoints.uri}"
     draft.set(ConditionType.CHECKPOINT_FOUND, True, ConditionReason.CHECKPOINT_FOUND, message)

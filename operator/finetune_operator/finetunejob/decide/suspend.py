@@ -58,15 +58,15 @@ def _stop(draft: Draft) -> None:
 
 
 def _resume(draft: Draft) -> None:
-    # A resumed job starts at once, without the delay of an earlier preemption.
+    # A resumed job starts at once, without the delay of an earlier preemption, and its idle restarts and idle time count from zero.
     draft.update(suspend_time=None, restart_time=None, idle_restarts=None, no_progress_since=None)
     if draft.condition(ConditionType.PODS_HEALTHY):
         draft.set(ConditionType.PODS_HEALTHY, True, ConditionReason.PODS_RUNNING, "no pod is blocked")
     # Suspension ended the attempt, so the next one starts, unless its Job ended by itself: train reads the result of that Job.
     attempt = None if draft.holds(ConditionType.TRAINED) else draft.status.attempt
     if attempt:
-        child = draft.observed.jobs.get(names.train_name(draft.ftj.name, attempt))
-        if child is None or is_being_deleted(child) or not has_ended(child):
+        job = draft.observed.jobs.get(names.train_name(draft.ftj.name, attempt))
+        if job is None or is_being_deleted(job) or not has_ended(job):
             draft.update(attempt=attempt + 1)
-    where = checkpoint.describe_start(draft) if attempt else "goes on"
-    draft.set(ConditionType.SUSPENDED, False, ConditionReason.RESUMED, f"the job {where}")
+    what = checkpoint.describe_start(draft) if attempt else "goes on"
+    draft.set(ConditionType.SUSPENDED, False, ConditionReason.RESUMED, f"the job {what}")

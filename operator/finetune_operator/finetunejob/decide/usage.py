@@ -68,17 +68,16 @@ def add_usage(
     """
     entries = {item.uid: item for item in (before.jobs if before else [])}
     pods_by_job = _by_job(pods)
-    for uid, its_pods in pods_by_job.items():
+    for uid, job_pods in pods_by_job.items():
         entry = entries.get(uid) or JobUsage(uid=uid, pod_seconds=0, gpu_seconds=0)
         spans = [
             (pod_span, device.count_gpus(pod, resource))
-            for pod in its_pods
+            for pod in job_pods
             if (pod_span := running_span(pod))
         ]
         if spans:
-            entry = _extend_usage(
-                entry, spans, _count_until([pod_span for pod_span, _ in spans], at, final=final)
-            )
+            until = _count_until([pod_span for pod_span, _ in spans], at, final=final)
+            entry = _extend_usage(entry, spans, until)
         if entry.pod_seconds:
             entries[uid] = entry
     if not entries:
@@ -107,8 +106,8 @@ def _count_until(spans: list[Span], at: datetime, *, final: bool) -> datetime:
     NB: the clock of a node may be ahead; a pod whose end is in the future still runs.
     """
     first = min(item.start for item in spans)
-    step = at if final else first + max((at - first) // _STEP, 0) * _STEP
-    return max(step, *(item.end for item in spans if item.end and item.end <= at), first)
+    until = at if final else first + max((at - first) // _STEP, 0) * _STEP
+    return max(until, *(item.end for item in spans if item.end and item.end <= at), first)
 
 
 def _extend_usage(before: JobUsage, spans: list[tuple[Span, int]], until: datetime) -> JobUsage:

@@ -58,10 +58,10 @@ def _wait(draft: Draft, registration: Register) -> Outcome:
         draft.requeue_after(draft.settings.poll_seconds)
         return Stop
     if _can_register_again(draft):
-        number = draft.status.attempt or 1
+        attempt = draft.status.attempt or 1
         draft.unset(ConditionType.REGISTERED)
-        why = f"attempt {number} ended without a READY version of {registration.model}; the next attempt registers the model again"
-        attempts.restart(draft, number + 1, counted=True, why=why)
+        why = f"attempt {attempt} ended without a READY version of {registration.model}; the next attempt registers the model again"
+        attempts.restart(draft, attempt + 1, counted=True, why=why)
         return Stop
     run = draft.status.run_id
     message = (
