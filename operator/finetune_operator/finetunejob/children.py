@@ -27,7 +27,11 @@ class Owner(NamedTuple):
 
 
 def find_owner(kind: str, body: Json) -> Owner | None:
-    """The Job that controls a pod, or the FineTuneJob that controls another child; None for an object without such a controller."""
+    """The Job that controls a pod, or the FineTuneJob that controls another child; None for an object without such a controller.
+
+    Args:
+        kind: the kind of the object. Only Pod makes a difference, so "Job" stands for every other kind.
+    """
     controller_kind = ("batch", "Job") if kind == "Pod" else (GROUP, "FineTuneJob")
     reference = _controller(body)
     if (
@@ -41,7 +45,6 @@ def find_owner(kind: str, body: Json) -> Owner | None:
 
 def is_child(body: Json, ftj: FineTuneJob) -> bool:
     """Whether a FineTuneJob itself, not one of its Jobs, controls an object of its namespace."""
-    # NB: any kind but Pod makes find_owner look for a FineTuneJob.
     return find_owner("Job", body) == Owner(ftj.namespace, ftj.uid)
 
 
@@ -71,7 +74,7 @@ class ComponentChildren(NamedTuple):
     current_job: Json | None
     """The current Job; None if it does not exist, or is being deleted and not complete."""
     pods: list[Json]
-    """The pods of the current Job, by completion index."""
+    """The pods of the current Job, sorted by completion index."""
     stale_jobs: list[Json]
     """Jobs of earlier attempts that still run, and Jobs that are being deleted and are neither complete nor abandoned."""
     stale_pods: list[Json]
@@ -173,25 +176,25 @@ def is_abandoned(job: Json, pods: Iterable[Json], now: datetime) -> bool:
     return is_being_deleted(job) and bool(remaining_pods) and all(is_lost(pod, now) for pod in remaining_pods)
 
 
-def job_condition(child: Json, kind: str) -> Json | None:
+def job_condition(job: Json, kind: str) -> Json | None:
     """The condition of this type if a batch Job has it with status True; otherwise None."""
-    for item in child.get("status", {}).get("conditions") or []:
+    for item in job.get("status", {}).get("conditions") or []:
         if item.get("type") == kind and item.get("status") == "True":
             return dict(item)
     return None
 
 
-def has_ended(child: Json) -> bool:
+def has_ended(job: Json) -> bool:
     """Whether a batch Job is complete or failed."""
-    return job_condition(child, "Complete") is not None or job_condition(child, "Failed") is not None
+    return job_condition(job, "Complete") is not None or job_condition(job, "Failed") is not None
 
 
-def pods_of_job(pods: Iterable[Json], child: Json) -> list[Json]:
-    """The pods of one child Job, by completion index.
+def pods_of_job(pods: Iterable[Json], job: Json) -> list[Json]:
+    """The pods of one child Job, sorted by completion index.
 
     The Job's uid identifies them: pods of an earlier Job of the same name may still be stopping.
     """
-    meta = child["metadata"]
+    meta = job["metadata"]
     job_pods = [pod for pod in pods if find_owner("Pod", pod) == (meta["namespace"], meta["uid"])]
     return sorted(job_pods, key=lambda pod: (node_rank(pod) or 0, pod["metadata"]["name"]))
 

@@ -63,10 +63,10 @@ def wait_seconds(idle: int) -> int:
     return min(_FIRST_SECONDS * 2 ** min(idle - 1, _MAX_DOUBLINGS), _MAX_SECONDS) if idle else 0
 
 
-def run_seconds(child: Json, now: datetime) -> float:
+def run_seconds(job: Json, now: datetime) -> float:
     """Return how long a Job ran until it failed, or has run until now; 0 if its start time is unknown."""
-    status, failed = child.get("status", {}), job_condition(child, "Failed") or {}
-    began = _parse_time(status.get("startTime") or child["metadata"].get("creationTimestamp"))
+    status, failed = job.get("status", {}), job_condition(job, "Failed") or {}
+    began = _parse_time(status.get("startTime") or job["metadata"].get("creationTimestamp"))
     ended = _parse_time(failed.get("lastTransitionTime")) or now
     return max((ended - began).total_seconds(), 0.0) if began else 0.0
 

@@ -17,6 +17,12 @@ from finetune_operator.registry.base import RegisteredVersion
 from finetune_operator.template_merge import merge
 
 CONTAINER = names.EVALUATE_CONTAINER
+# The variables by which a custom command finds the model and the file for its metrics. This file is the termination message, in
+# which the operator reads the metrics.
+_PATHS: list[Json] = [
+    {"name": contract.ENV_MODEL_PATH, "value": contract.MODEL_PATH},
+    {"name": contract.ENV_METRICS_PATH, "value": contract.TERMINATION_PATH},
+]
 
 
 def build_step(draft: Draft) -> Step:
@@ -52,14 +58,14 @@ def build_recipe(draft: Draft, version: RegisteredVersion) -> Json:
 
 
 def _build_job_recipe(draft: Draft, version: RegisteredVersion) -> JobRecipe:
-    content, evaluation = gang.build_prepared_recipe(draft), evaluation_of(draft)
-    data, data_version = content.data, version.tags.get(contract.TAG_DATA_VERSION, "")
+    recipe, evaluation = gang.build_prepared_recipe(draft), evaluation_of(draft)
+    data, data_version = recipe.data, version.tags.get(contract.TAG_DATA_VERSION, "")
     splits = data.splits if data else None
     if data and splits and splits.type == "Delta" and splits.version is None and data_version.isdecimal():
         # Evaluate the version that the training read and recorded as a tag: the table may have newer versions.
         pinned_splits = splits.model_copy(update={"version": int(data_version)})
-        content = content.model_copy(update={"data": data.model_copy(update={"splits": pinned_splits})})
-    return content.model_copy(update={"parameters": evaluation.parameters}) if evaluation.command else content
+        recipe = recipe.model_copy(update={"data": data.model_copy(update={"splits": pinned_splits})})
+    return recipe.model_copy(update={"parameters": evaluation.parameters}) if evaluation.command else recipe
 
 
 def build_job(draft: Draft, version: RegisteredVersion) -> Json:
@@ -68,9 +74,9 @@ def build_job(draft: Draft, version: RegisteredVersion) -> Json:
     metadata["annotations"] = {names.ANNOTATION_VERSION: version.version}
     if evaluation_of(draft).command:
         metadata["annotations"][names.ANNOTATION_DIGEST] = _digest(draft, version)
-    fetched = [names.FETCH_CONTAINER] if evaluation_of(draft).command else []
+    fetch_containers = [names.FETCH_CONTAINER] if evaluation_of(draft).command else []
     pod = _build_pod(draft, f"models:/{version.name}/{version.version}")
-    return queueing.enqueue(draft, template.retried_job(metadata, pod, *fetched, CONTAINER))
+    return queueing.enqueue(draft, template.retried_job(metadata, pod, *fetch_containers, CONTAINER))
 
 
 def _digest(draft: Draft, version: RegisteredVersion) -> str:
@@ -106,8 +112,8 @@ def _image(draft: Draft) -> str:
 
 def _built_in_image(draft: Draft) -> str:
     """Return an image with finetune-evaluate: the training image, or the product's image if a custom command trains."""
-    trained_with = None if draft.spec.trainer.command else draft.spec.pods.train.image
-    return trained_with or draft.settings.trainer_image
+    training_image = None if draft.spec.trainer.command else draft.spec.pods.train.image
+    return training_image or draft.settings.trainer_image
 
 
 def _build_pod(draft: Draft, uri: str) -> Json:
@@ -134,14 +140,6 @@ def _build_pod(draft: Draft, uri: str) -> Json:
     )
     pod = dict(merge(pod, login))
     return _add_model(draft, pod, uri) if evaluation.command else pod
-
-
-# The variables by which a custom command finds the model and the file for its metrics. This file is the termination message, in
-# which the operator reads the metrics.
-_PATHS: list[Json] = [
-    {"name": contract.ENV_MODEL_PATH, "value": contract.MODEL_PATH},
-    {"name": contract.ENV_METRICS_PATH, "value": contract.TERMINATION_PATH},
-]
 
 
 def _add_model(draft: Draft, pod: Json, uri: str) -> Json:

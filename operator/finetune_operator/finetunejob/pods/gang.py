@@ -65,40 +65,40 @@ def _build_service(draft: Draft) -> Json:
 def build_prepared_recipe(draft: Draft) -> JobRecipe:
     """The recipe after the preparation: `data` names the output and, if the spec names no columns, the detected columns."""
     ftj, data = draft.ftj, draft.status.data
-    content = JobRecipe.of(ftj.reference, draft.spec)
-    if data is None or data.path is None or content.data is None:
-        return content
+    recipe = JobRecipe.of(ftj.reference, draft.spec)
+    if data is None or data.path is None or recipe.data is None:
+        return recipe
     splits = Splits(type="Delta", path=data.path, version=data.version)
-    columns = content.data.columns or data.columns
-    prepared_data = content.data.model_copy(update={"splits": splits, "columns": columns})
-    return content.model_copy(update={"data": prepared_data, "prepared": data})
+    columns = recipe.data.columns or data.columns
+    prepared_data = recipe.data.model_copy(update={"splits": splits, "columns": columns})
+    return recipe.model_copy(update={"data": prepared_data, "prepared": data})
 
 
 def build_recipe(draft: Draft) -> Json:
     """The ConfigMap with the recipe, and with the parameters of a custom command."""
     ftj, trainer = draft.ftj, draft.spec.trainer
-    content = _set_resumed_checkpoint(draft, build_prepared_recipe(draft))
-    content = memory_reduction.apply_to_recipe(draft, content)
+    recipe = _set_resumed_checkpoint(draft, build_prepared_recipe(draft))
+    recipe = memory_reduction.apply_to_recipe(draft, recipe)
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": template.metadata(ftj, names.train_config_name(ftj.name), names.TRAIN),
         "data": {
-            contract.RECIPE_FILE: content.to_yaml(),
+            contract.RECIPE_FILE: recipe.to_yaml(),
             **({contract.PARAMETERS_FILE: as_yaml(trainer.parameters)} if trainer.command else {}),
             **own_code.files(trainer),
         },
     }
 
 
-def _set_resumed_checkpoint(draft: Draft, content: JobRecipe) -> JobRecipe:
+def _set_resumed_checkpoint(draft: Draft, recipe: JobRecipe) -> JobRecipe:
     """The recipe with checkpoint.resumeFrom replaced by the URI in the status."""
     resumed_from = draft.status.resumed_from
-    if content.checkpoint is None or resumed_from is None:
-        return content
-    place = ResumeFrom(type="Uri", uri=resumed_from.uri)
-    checkpoint = content.checkpoint.model_copy(update={"resume_from": place})
-    return content.model_copy(update={"checkpoint": checkpoint})
+    if recipe.checkpoint is None or resumed_from is None:
+        return recipe
+    resume_from = ResumeFrom(type="Uri", uri=resumed_from.uri)
+    checkpoint = recipe.checkpoint.model_copy(update={"resume_from": resume_from})
+    return recipe.model_copy(update={"checkpoint": checkpoint})
 
 
 def build_job(draft: Draft, attempt: int) -> Json:
@@ -197,9 +197,9 @@ def _spread(draft: Draft, attempt: int) -> Json:
 
 def _mount_code(draft: Draft) -> Json | None:
     """The template of spec.pods.train with trainer.code mounted. A volume of that name in the template replaces the emptyDir."""
-    code, user = draft.spec.trainer.code, draft.spec.pods.train.template
+    code, user_template = draft.spec.trainer.code, draft.spec.pods.train.template
     if code is None:
-        return user
+        return user_template
     name = code.volume or contract.CODE_VOLUME
     # A commit is checked out into the pod's own volume, which is writable. Other code is mounted read-only.
     mount = {"name": name, "mountPath": code.mount_path, "readOnly": code.git is None}
@@ -208,5 +208,5 @@ def _mount_code(draft: Draft) -> Json | None:
     }
     if code.config_map_ref:
         spec["volumes"] = [{"name": name, "configMap": code.config_map_ref.to_json()}]
-    empty: Json = {"spec": {"volumes": [{"name": name, "emptyDir": {}}]}} if code.git else {}
-    return dict(merge(merge(empty, user), {"spec": spec}))
+    volume: Json = {"spec": {"volumes": [{"name": name, "emptyDir": {}}]}} if code.git else {}
+    return dict(merge(merge(volume, user_template), {"spec": spec}))

@@ -35,8 +35,6 @@ _CONTAINER_EVENTS = frozenset({"Pulling", "Pulled", "Created", "Started"})
 _AUTOSCALER_TIMEOUT = timedelta(seconds=20)
 # How long an autoscaler may take to add a node. cluster-autoscaler and Karpenter give up after the same time.
 _NODE_TIMEOUT = timedelta(minutes=15)
-
-
 # Reasons of PodsHealthy for a child that could not be created.
 _REFUSALS = frozenset(
     {ConditionReason.NAME_TAKEN, ConditionReason.POD_REJECTED, ConditionReason.POD_TEMPLATE_INVALID}
@@ -127,7 +125,8 @@ def _find_pod_blockages(
 ) -> list[Blockage]:
     """The blockages of pods.
 
-    NB: Events are read for only a few of the pods without a node, and apply to the others too: the pods of a gang are alike.
+    NB: Events are read for only a few of the pods without a node. Those of the last of these apply to the others too: the pods of a
+    gang are alike.
     """
     pods_with_events = [
         pod for pod in alive if unschedulable_condition(pod) and pod["metadata"]["name"] in events
@@ -181,10 +180,11 @@ def _explain_missing_node(
             ConditionReason.SCALING_UP, f"pod {name} waits for a node that is being added: {last.message}"
         )
     if "persistentvolumeclaim" in message.lower():
-        look = f"check kubectl get pvc -n {pod['metadata']['namespace']}"
-        return Blockage(ConditionReason.VOLUME_NOT_READY, f"pod {name} waits for a volume: {message}: {look}")
+        remedy = f"check kubectl get pvc -n {pod['metadata']['namespace']}"
+        return Blockage(
+            ConditionReason.VOLUME_NOT_READY, f"pod {name} waits for a volume: {message}: {remedy}"
+        )
     since = unscheduled.get("lastTransitionTime")
-    # An autoscaler may not have noticed the pod yet.
     if since and now - datetime.fromisoformat(since) < _AUTOSCALER_TIMEOUT:
         return None
     declined = f"; {last.message}" if last and last.reason in _NO_NODE_COMES else ""

@@ -176,7 +176,8 @@ def install(requirements: list[str], folder: Path = FOLDER) -> None:
     Raises:
         Failure: the packages cannot be installed.
     """
-    if _run([sys.executable, "-m", "venv", "--without-pip", str(folder)])[0]:
+    code, _ = _run([sys.executable, "-m", "venv", "--without-pip", str(folder)])
+    if code:
         raise Failure(
             NEVER,
             "the Python of the image cannot create a virtual environment: use an image whose Python has the module venv",

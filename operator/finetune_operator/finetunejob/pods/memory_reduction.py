@@ -41,7 +41,7 @@ def _reduce_training(spec: FineTuneJobSpec, reduced: ReducedMemory) -> ReducedMe
     batch_size = training.per_device_batch_size
     # NB: KTO estimates a divergence from the sequences of one pass, so their number must not change.
     if batch_size > 1 and spec.objective.type != "KTO":
-        # The smallest divisor, so that batch size times accumulation stays the same.
+        # A divisor, so that batch size times accumulation stays the same; the smallest, so that the batch shrinks least.
         divisor = next(number for number in range(2, batch_size + 1) if batch_size % number == 0)
         smaller_size, eval_size = batch_size // divisor, training.per_device_eval_batch_size
         return reduced.model_copy(

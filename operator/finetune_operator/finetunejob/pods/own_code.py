@@ -1,8 +1,7 @@
 """The init containers of a custom command: one fetches the commit of `trainer.code.git`, one installs `trainer.dependencies`.
 
 The first uses the product's trainer image, so the user's image does not require git. The second uses the user's image, for its Python
-and its packages.
-Both share the environment, the volumes and the rights of the container `trainer`.
+and its packages. Both share the environment, the volumes and the rights of the container `trainer`.
 """
 
 from __future__ import annotations
@@ -93,7 +92,7 @@ def find_failed_step(
 ) -> ConditionReason | None:
     """The reason for the init container of the operator that failed; None if the attempt failed for another cause.
 
-    The container's exit code is 64 if no attempt can succeed, and 69 if a server did not answer or refused the login.
+    Whether another attempt can succeed follows from the exit code, which the caller reads: see the constants of `installer`.
 
     Args:
         ends: how the pods of the attempt ended.

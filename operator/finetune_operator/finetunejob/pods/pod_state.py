@@ -41,6 +41,7 @@ class Exit:
 
     pod: str
     container: str | None
+    """None if no container terminated."""
     node: str | None
     node_rank: int | None
     code: int
@@ -96,10 +97,10 @@ def describe_lost_pod(pod: Json) -> str:
 
 
 def describe_stale(component: children.ComponentChildren, owner: str = "") -> str:
-    """Describe what an attempt waits for, to follow "waits for": stale pods or, without any, the first stale Job.
+    """Describe what a new Job waits for, to follow "waits for": stale pods or, without any, the first stale Job.
 
     Args:
-        owner: the attempt that the pods belong to, for example " of the previous attempt".
+        owner: the attempt that the pods and Jobs belong to, for example " of the previous attempt".
     """
     pods = component.stale_pods
     if not pods:
@@ -225,8 +226,10 @@ def _terminated(status: Json, container: str) -> tuple[str, Json] | None:
     for name, terminated in ended:
         if name == container:
             return name, terminated
+    if status.get("phase") != "Failed":
+        return None
     for name, terminated in ended:
-        if status.get("phase") == "Failed" and terminated.get("exitCode"):
+        if terminated.get("exitCode"):
             text = terminated.get("message")
             return name, terminated | {"message": _prefix_init_container(name, text) if text else ""}
     return None
@@ -250,7 +253,7 @@ def last_failure(
         use_less: how the container can use less memory, as a part of a sentence; empty if unknown.
     """
     failed = [item for item in exits(pods, container) if item.code != 0]
-    return _failure(failed[-1], container, attempt, 1, use_less) if failed else None
+    return _failure(failed[-1], container, attempt, ranks_per_node=1, use_less=use_less) if failed else None
 
 
 def first_failure(
@@ -310,7 +313,7 @@ def find_loss(
 
 def _failure(cause: Exit, container: str, attempt: int, ranks_per_node: int, use_less: str) -> LastFailure:
     error = cause.message.error if cause.message else None
-    rank = error.rank if error and error.rank is not None else None
+    rank = error.rank if error else None
     # With one rank per node, the rank is the node rank.
     if rank is None and cause.node_rank is not None and ranks_per_node == 1:
         rank = cause.node_rank

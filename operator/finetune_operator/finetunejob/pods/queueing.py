@@ -29,8 +29,8 @@ def is_from_installation(draft: Draft, queue: str) -> bool:
 
 def describe_queue(draft: Draft, queue: str) -> str:
     """Describe a queue, with the source of its name if the job does not name a queue."""
-    where = " (defaults.queueName of the chart)" if is_from_installation(draft, queue) else ""
-    return f"queue {queue}{where}"
+    source = " (defaults.queueName of the chart)" if is_from_installation(draft, queue) else ""
+    return f"queue {queue}{source}"
 
 
 def describe_opt_out(draft: Draft, queue: str) -> str:
@@ -40,9 +40,9 @@ def describe_opt_out(draft: Draft, queue: str) -> str:
     return "remove spec.runPolicy.queueName"
 
 
-def is_queued(child: Json) -> bool:
+def is_queued(job: Json) -> bool:
     """Whether a batch Job is suspended, and so has no pods, until something starts it."""
-    return bool(child["spec"].get("suspend"))
+    return bool(job["spec"].get("suspend"))
 
 
 def enqueue(draft: Draft, job: Json) -> Json:
@@ -57,33 +57,31 @@ def enqueue(draft: Draft, job: Json) -> Json:
     return dict(merge(job, {"metadata": metadata, "spec": {"suspend": True}}))
 
 
-def report_queue(draft: Draft, kind: ConditionType, what: str, child: Json) -> None:
+def report_queue(draft: Draft, kind: ConditionType, what: str, job: Json) -> None:
     """Report why a step with a suspended Job waits. The Job has no pods, so no pod is blocked."""
     before = draft.condition(kind)
     if draft.observed.queue_state is None and before and before.reason in _REASONS:
         # Kueue was not read since the status was written: keep the message.
         return
-    draft.set(kind, False, *_explain_wait(draft, what, child))
+    draft.set(kind, False, *_explain_wait(draft, what, job))
     if draft.condition(ConditionType.PODS_HEALTHY):
         draft.set(ConditionType.PODS_HEALTHY, True, ConditionReason.PODS_RUNNING, "no pod is blocked")
 
 
-def _explain_wait(draft: Draft, what: str, child: Json) -> tuple[ConditionReason, str]:
-    queue = queue_of(child)
+def _explain_wait(draft: Draft, what: str, job: Json) -> tuple[ConditionReason, str]:
+    queue, name = queue_of(job), job["metadata"]["name"]
     if queue is None:
-        job = child["metadata"]["name"]
         return ConditionReason.QUEUE_INADMISSIBLE, (
-            f"{what} waits, because another client suspended Job {job}, which has no queue: check kubectl get job {job} -o yaml"
+            f"{what} waits, because another client suspended Job {name}, which has no queue: check kubectl get job {name} -o yaml"
         )
     queue_state = draft.observed.queue_state
     look = f"check kubectl get localqueue -n {draft.ftj.namespace}"
     problem = _find_problem(
-        queue_state, look, describe_opt_out(draft, queue), _created(child) + _WORKLOAD_TIMEOUT
+        queue_state, look, describe_opt_out(draft, queue), _created(job) + _WORKLOAD_TIMEOUT
     )
     if problem:
-        job = child["metadata"]["name"]
         return ConditionReason.QUEUE_INADMISSIBLE, (
-            f"{what} waits, because {describe_queue(draft, queue)} has not admitted Job {job}: {problem}"
+            f"{what} waits, because {describe_queue(draft, queue)} has not admitted Job {name}: {problem}"
         )
     return ConditionReason.QUEUED, f"{what} waits in Kueue's queue {queue}{_describe_progress(queue_state)}"
 
@@ -118,20 +116,21 @@ def _describe_progress(queue_state: QueueState | None) -> str:
 
 
 def _round_position(position: int) -> str:
-    """The position; above 10, rounded down to 10, 20, 50, 100 and so on.
+    """The position; above _MAX_EXACT_POSITION, rounded down to 10, 20, 50, 100 and so on.
 
     NB: each admission moves every job behind it, and each change of the message writes the status.
     """
     if position <= _MAX_EXACT_POSITION:
         return str(position)
-    digits = 10 ** (len(str(position)) - 1)
-    return f"{max(step * digits for step in (1, 2, 5) if step * digits <= position)} or later"
+    power_of_ten = 10 ** (len(str(position)) - 1)
+    round_numbers = [factor * power_of_ten for factor in (1, 2, 5)]
+    return f"{max(number for number in round_numbers if number <= position)} or later"
 
 
-def queue_of(child: Json) -> str | None:
+def queue_of(job: Json) -> str | None:
     """The queue that a batch Job names."""
-    return (child["metadata"].get("labels") or {}).get(names.LABEL_QUEUE)
+    return (job["metadata"].get("labels") or {}).get(names.LABEL_QUEUE)
 
 
-def _created(child: Json) -> datetime:
-    return datetime.fromisoformat(child["metadata"]["creationTimestamp"])
+def _created(job: Json) -> datetime:
+    return datetime.fromisoformat(job["metadata"]["creationTimestamp"])

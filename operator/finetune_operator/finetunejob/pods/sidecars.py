@@ -76,17 +76,17 @@ def release(draft: Draft, component: str, name: str, container: str) -> None:
 
 def explain_no_retry(job_pods: Sequence[Json], container: str) -> str:
     """Explain why a Job does not retry, as the end of a sentence about its failure; empty if no other container prevents a retry."""
-    ended = {end.pod for end in find_outlived(job_pods, container)}
+    pod_names = {ended.pod for ended in find_outlived(job_pods, container)}
     states = {
         item["name"]: item.get("state", {})
         for pod in job_pods
-        if pod["metadata"]["name"] in ended
+        if pod["metadata"]["name"] in pod_names
         for item in pod["status"].get("containerStatuses") or []
     }
-    at_work = ", ".join(name for name, state in states.items() if "terminated" not in state)
-    if not at_work:
+    other_containers = ", ".join(name for name, state in states.items() if "terminated" not in state)
+    if not other_containers:
         return ""
     return (
-        f"; the Job does not retry, because {at_work} still runs in the pod: inject this container as a sidecar (an "
+        f"; the Job does not retry, because {other_containers} still runs in the pod: inject this container as a sidecar (an "
         "init container with restartPolicy: Always), or exclude the pods of the job from injection"
     )

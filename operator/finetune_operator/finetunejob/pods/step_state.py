@@ -68,7 +68,7 @@ class _WithJob:
 
     Attributes:
         job: the Job.
-        pods: its pods, by completion index.
+        pods: its pods, sorted by completion index.
     """
 
     job: Json
@@ -88,7 +88,7 @@ class _AtWork(_WithJob):
         alive: the pods that have not ended, including those that the main container created.
         ready: how many of `pods` are ready.
         blockage: what keeps a pod from running; None if nothing is known.
-        failure: how the last pod that the Job replaced failed; None if it has replaced none.
+        failure: how the last pod that the Job replaced failed; None if it has replaced none, and for a gang.
     """
 
     alive: list[Json]
@@ -204,7 +204,7 @@ def _classify_pods(draft: Draft, step: Step, job: Json, pods: list[Json]) -> AtW
 def _find_failure(pods: list[Json], step: Step) -> LastFailure | None:
     if step.is_gang:
         return pod_state.first_failure(pods, step.container, step.attempt, step.ranks_per_node, step.use_less)
-    return pod_state.last_failure(pods, step.container, 0, step.use_less)
+    return pod_state.last_failure(pods, step.container, attempt=0, use_less=step.use_less)
 
 
 def has_completed(draft: Draft, step: Step) -> bool:

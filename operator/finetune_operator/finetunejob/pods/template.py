@@ -266,12 +266,12 @@ def retried_job(job_metadata: Json, pod: Json, *container_names: str) -> Json:
 
     An evicted or preempted pod does not use up a retry.
     """
-    disrupted: Json = {
+    ignore_disruption: Json = {
         "action": "Ignore",
         "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
     }
     codes = [contract.EXIT_RECIPE, contract.EXIT_DATA]
-    final: list[Json] = [
+    fail_for_good: list[Json] = [
         {
             "action": "FailJob",
             "onExitCodes": {"containerName": container, "operator": "In", "values": codes},
@@ -284,7 +284,7 @@ def retried_job(job_metadata: Json, pod: Json, *container_names: str) -> Json:
         "metadata": job_metadata,
         "spec": {
             "backoffLimit": _BACKOFF_LIMIT,
-            "podFailurePolicy": {"rules": [disrupted, *final]},
+            "podFailurePolicy": {"rules": [ignore_disruption, *fail_for_good]},
             "template": pod,
         },
     }

@@ -23,7 +23,7 @@ _TOKEN_SECONDS = 3600
 def workspace_mistakes(spec: FineTuneJobSpec, settings: Settings) -> Iterator[str]:
     """Yield the mistakes in a spec that includes the defaults of the chart; the schema checks the user's spec alone."""
     server, registry = settings.servers(spec.tracking)
-    yield from _paths(spec, settings)
+    yield from _find_unreachable_folders(spec, settings)
     if spec.register_ and (server == DATABRICKS) != (registry == UNITY_CATALOG):
         yield (
             f"the run would be tracked at {server or 'no server'} and the model registered at {registry}: set spec.tracking.uri to "
@@ -36,7 +36,7 @@ def workspace_mistakes(spec: FineTuneJobSpec, settings: Settings) -> Iterator[st
             f"spec.tracking.experiment {spec.tracking.experiment} is not a path: in a workspace, use a path "
             "such as /Shared/support"
         )
-    yield from _starts_from(spec)
+    yield from _find_wrong_model_names(spec)
     if spec.register_ is None:
         return
     if not _LEVELS.fullmatch(spec.register_.model):
@@ -46,7 +46,7 @@ def workspace_mistakes(spec: FineTuneJobSpec, settings: Settings) -> Iterator[st
     yield from find_wrong_tags(spec.register_.tags, "spec.register.tags")
 
 
-def _starts_from(spec: FineTuneJobSpec) -> Iterator[str]:
+def _find_wrong_model_names(spec: FineTuneJobSpec) -> Iterator[str]:
     """Model names that Unity Catalog does not allow: the job would wait forever for these models."""
     distillation = spec.objective.distillation
     models = (
@@ -59,7 +59,7 @@ def _starts_from(spec: FineTuneJobSpec) -> Iterator[str]:
             yield f"{field} {uri} must be models:/catalog.schema.name@{aliased.alias} in Unity Catalog"
 
 
-def _paths(spec: FineTuneJobSpec, settings: Settings) -> Iterator[str]:
+def _find_unreachable_folders(spec: FineTuneJobSpec, settings: Settings) -> Iterator[str]:
     """Folders of a workspace that the training pods cannot reach."""
     output = spec.prepare.output if spec.prepare else ""
     if output.startswith(_IN_WORKSPACE):
@@ -67,15 +67,16 @@ def _paths(spec: FineTuneJobSpec, settings: Settings) -> Iterator[str]:
             f"spec.data.prepare.output {output} is a folder of a Databricks workspace, which the training pods cannot read: use the "
             "object storage behind it, or mount a volume in spec.pods"
         )
-    checkpoints = spec.checkpoint.uri if spec.checkpoint else ""
-    if checkpoints.startswith(_VOLUMES) and not settings.on_databricks(spec.tracking):
+    checkpoint_uri = spec.checkpoint.uri if spec.checkpoint else ""
+    is_in_volume = checkpoint_uri.startswith(_VOLUMES)
+    if is_in_volume and not settings.on_databricks(spec.tracking):
         yield (
-            f"spec.checkpoint.uri {checkpoints} is in a Databricks workspace, which the training pods reach with the login of "
+            f"spec.checkpoint.uri {checkpoint_uri} is in a Databricks workspace, which the training pods reach with the login of "
             "spec.tracking: set spec.tracking.uri to databricks, or use the object storage behind it"
         )
-    elif checkpoints.startswith(_IN_WORKSPACE) and not checkpoints.startswith(_VOLUMES):
+    elif checkpoint_uri.startswith(_IN_WORKSPACE) and not is_in_volume:
         yield (
-            f"spec.checkpoint.uri {checkpoints} is in DBFS, which the training pods cannot reach: use a volume of Unity Catalog, or "
+            f"spec.checkpoint.uri {checkpoint_uri} is in DBFS, which the training pods cannot reach: use a volume of Unity Catalog, or "
             "object storage"
         )
 
