@@ -8,6 +8,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
+from typing import NamedTuple
 
 from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason
@@ -31,7 +32,8 @@ from finetune_operator.text import normalize_address, strip_user
 
 # A model that no promotion has read for this many poll intervals is removed from the cache.
 _CACHE_POLLS = 10
-
+# How long a cached model is fresh, in poll intervals: less than one, so that each poll reads the model again.
+_FRESH_POLLS = 0.8
 
 Open = Callable[[Settings, PromotionTracking, Mapping[str, str] | None], Registry]
 
@@ -79,6 +81,14 @@ def last_edit(fields: Iterable[Json]) -> tuple[str, datetime | None]:
     return str(last["manager"]), datetime.fromisoformat(last["time"]) if last.get("time") else None
 
 
+class _ModelKey(NamedTuple):
+    """The key of a cached model; with the credentials, so that nobody sees what only another Secret may read."""
+
+    registry_uri: str
+    model: str
+    credentials: str
+
+
 @dataclass
 class _CachedModel:
     """A registered model as one read found it.
@@ -101,8 +111,7 @@ class ModelPromotionObserver:
     settings: Settings
     clock: Callable[[], float]
     open: Open = open_registry
-    _models: dict[tuple[str, str, str], _CachedModel] = field(default_factory=dict)
-    """By registry, model and credentials, so that nobody sees what only another Secret may read."""
+    _models: dict[_ModelKey, _CachedModel] = field(default_factory=dict)
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     _written: int = 0
     """The sequence number of the last write. Reads that started before it may be stale."""
@@ -127,11 +136,11 @@ class ModelPromotionObserver:
             if rival:
                 return Observed(rival=rival)
             loop = await self._conflicts.find_alias_loop(promotion, spec)
-            registered = await self._registered(promotion, spec, job)
+            model, versions = await self._registered(promotion, spec, job)
         except ExternalError as error:
             return Observed(problem=error.problem, job=job, loop=loop)
         endpoint = await self._endpoint(promotion, spec)
-        return Observed(model=registered[0], versions=registered[1], job=job, loop=loop, endpoint=endpoint)
+        return Observed(model=model, versions=versions, job=job, loop=loop, endpoint=endpoint)
 
     async def registry(self, promotion: Promotion) -> Registry:
         """Open the registry of a promotion, with its credentials.
@@ -158,8 +167,9 @@ class ModelPromotionObserver:
     def forget(self, registry_uri: str, model: str) -> None:
         """After a write, remove the model from the cache, and ignore the results of reads that have already started."""
         self._written = next(self._numbers)
-        for key in [key for key in self._models if key[:2] == (registry_uri, model)]:
-            del self._models[key]
+        for key in [*self._models]:
+            if (key.registry_uri, key.model) == (registry_uri, model):
+                del self._models[key]
 
     async def _registered(
         self, promotion: Promotion, spec: ModelPromotionSpec, job: SourceJob | None
@@ -168,8 +178,8 @@ class ModelPromotionObserver:
         # NB: the key of an outage has the registry; the tracking server, from which the runs of versions are read; and the Secret, since a
         # server may reject only one Secret.
         server, registry_uri = (normalize_address(uri) for uri in self.settings.servers(spec.tracking))
-        place = (registry_uri, server, _credentials(promotion, spec))
-        outage = self._outages.of(place)
+        outage_key = (registry_uri, server, _credentials(promotion, spec))
+        outage = self._outages.of(outage_key)
         if outage:
             raise ExternalError(outage)
         try:
@@ -180,16 +190,16 @@ class ModelPromotionObserver:
                 return model, {}
             return model, await asyncio.to_thread(_read_versions, registry, spec.model, needed)
         except ExternalError as error:
-            self._outages.note(place, error.problem)
+            self._outages.note(outage_key, error.problem)
             raise
 
     async def _model(
         self, promotion: Promotion, spec: ModelPromotionSpec, registry: Registry
     ) -> RegisteredModel | None:
-        key = (registry.uri, spec.model, _credentials(promotion, spec))
+        key = _ModelKey(registry.uri, spec.model, _credentials(promotion, spec))
         cached = self._models.get(key)
-        # Less than the poll interval, so that each poll reads the model again.
-        is_fresh = cached is not None and self.clock() - cached.at < self.settings.poll_seconds * 0.8
+        fresh_seconds = self.settings.poll_seconds * _FRESH_POLLS
+        is_fresh = cached is not None and self.clock() - cached.at < fresh_seconds
         if cached and is_fresh and _is_settled(promotion, spec, cached.model):
             return cached.model
         started, number = self.clock(), next(self._numbers)
@@ -197,7 +207,7 @@ class ModelPromotionObserver:
         self._keep(key, _CachedModel(started, number, model))
         return model
 
-    def _keep(self, key: tuple[str, str, str], read: _CachedModel) -> None:
+    def _keep(self, key: _ModelKey, read: _CachedModel) -> None:
         """Cache a read, unless it is outdated. NB: a slow read may end after a newer read, or after a write that it did not see."""
         cached = self._models.get(key)
         if read.number < self._written or (cached and read.number < cached.number):
@@ -223,7 +233,7 @@ class ModelPromotionObserver:
                 )
                 return Endpoint(problem=Problem(ConditionReason.CONFLICT, message))
             client = await self.open_endpoint(promotion, backend)
-            return await self._outages.ask(_serving_place(promotion, backend), client.read)
+            return await self._outages.ask(_serving_outage_key(promotion, backend), client.read)
         except ExternalError as error:
             return Endpoint(problem=error.problem)
 
@@ -235,7 +245,8 @@ class ModelPromotionObserver:
         status = body.get("status") or {}
         phase, model = status.get("phase") or "Pending", status.get("model") or {}
         registry = resolve_registry(self.settings, (body.get("spec") or {}).get("tracking") or {})
-        if registry != normalize_address(self.settings.servers(spec.tracking)[1]):
+        _, promotion_registry = self.settings.servers(spec.tracking)
+        if registry != normalize_address(promotion_registry):
             # NB: a message may show the address, which may contain a password if the job was rejected.
             return SourceJob(phase, model.get("name"), elsewhere=strip_user(registry))
         return SourceJob(phase, model.get("name"), model.get("version"))
@@ -247,7 +258,7 @@ def _credentials(promotion: Promotion, spec: ModelPromotionSpec) -> str:
     return f"{promotion.namespace}/{reference.name}" if reference else ""
 
 
-def _serving_place(promotion: Promotion, backend: ServingBackend) -> Hashable:
+def _serving_outage_key(promotion: Promotion, backend: ServingBackend) -> Hashable:
     """A key for the server of the endpoint: the type and the Secret (empty for the chart's login) determine it."""
     reference = backend.secret_ref
     return "serving", backend.spec.type, f"{promotion.namespace}/{reference.name}" if reference else ""

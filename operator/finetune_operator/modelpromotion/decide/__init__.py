@@ -66,7 +66,10 @@ def decide(promotion: Promotion, observed: Observed, now: datetime, settings: Se
 
 
 def _serve(draft: Draft) -> None:
-    """Make the endpoint follow the alias, regardless of the candidate. A rollback continues even while the alias cannot be written."""
+    """Make the endpoint follow the alias, regardless of the candidate.
+
+    While the alias moves or has drifted, `hold` only rolls back a failed rollout of the endpoint.
+    """
     promotion = draft.promotion
     if promotion.spec is None:
         # Keep the status of the endpoint: it applies again once the spec can be read.
@@ -81,8 +84,8 @@ def _serve(draft: Draft) -> None:
         draft.holds(ConditionType.ACCEPTED) and draft.holds(ConditionType.REGISTRY_READY)
     ):
         return
-    # No move is in progress, and the alias points where it should.
     elif draft.status.move is None and draft.status.promoted == draft.holder:
+        # No move is in progress, and the alias points where it should.
         serving.serve(draft)
     else:
         serving.hold(draft)

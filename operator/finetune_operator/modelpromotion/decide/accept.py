@@ -20,7 +20,7 @@ _NO_REGISTRY = (
 
 
 def accept(draft: Draft) -> Outcome:
-    """Accept the promotion, or report all mistakes in one message."""
+    """Accept the promotion, or report all mistakes in its spec in one message, or else the first other reason against it."""
     if draft.promotion.spec is None:
         return _refuse(
             draft, ConditionReason.INVALID_SPEC, draft.promotion.invalid or "the spec cannot be read"
@@ -29,7 +29,8 @@ def accept(draft: Draft) -> Outcome:
     messages = [*mistakes(draft.spec, draft.promotion.backend, draft.settings)]
     if messages:
         return _refuse(draft, ConditionReason.INVALID_SPEC, "; ".join(messages))
-    if not draft.settings.servers(draft.spec.tracking)[1]:
+    _, registry = draft.settings.servers(draft.spec.tracking)
+    if not registry:
         return _refuse(draft, ConditionReason.MLFLOW_NOT_CONFIGURED, _NO_REGISTRY)
     if draft.observed.rival:
         message = (

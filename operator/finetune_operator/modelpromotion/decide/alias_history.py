@@ -12,6 +12,8 @@ from finetune_operator.modelpromotion.versions import main_version
 _REASONS_WITHOUT_CANARY = ("RolledBack", "Withdrawn", "Repaired")
 # Reasons of moves that only return the alias to a version.
 _RETURN_REASONS = ("Withdrawn", "Repaired", "Overtaken")
+# Reasons of moves that answer drift, or that drift overtook: they do not show which versions this promotion chose.
+_DRIFT_REASONS = ("Repaired", "Overtaken")
 
 
 def skips_canary(draft: Draft, version: str) -> bool:
@@ -65,7 +67,7 @@ def was_first(draft: Draft, version: str, saved: Sequence[Route]) -> bool:
     """
     if main_version(saved) in (None, version) or draft.spec.rollback_to is not None:
         return False
-    moves = (move for move in draft.status.history if move.reason not in ("Repaired", "Overtaken"))
+    moves = (move for move in draft.status.history if move.reason not in _DRIFT_REASONS)
     last = next(moves, None)
     if last is None or last.reason not in ("Promoted", "Reverted") or draft.status.previous is not None:
         return False
@@ -75,7 +77,7 @@ def was_first(draft: Draft, version: str, saved: Sequence[Route]) -> bool:
 def _had_alias(draft: Draft, version: str | None) -> bool:
     """Whether the version had the alias, other than by drift, and did not lose it because it failed."""
     for move in draft.status.history:
-        if move.reason not in ("Repaired", "Overtaken"):
+        if move.reason not in _DRIFT_REASONS:
             if version == move.to_version:
                 return True
             if version == move.from_version:

@@ -41,17 +41,17 @@ def is_possible(draft: Draft, version: str, saved: Sequence[Route]) -> bool:
 def canary_routes(draft: Draft, version: str) -> list[Route] | None:
     """The routes of the current step; None without a step. If the canary in the spec changed, the step in the status is corrected."""
     status, canary = serving_status(draft), _canary(draft)
-    base = main_version(status.saved or [])
-    if canary is None or base is None or not status.step:
+    base_version = main_version(status.saved or [])
+    if canary is None or base_version is None or not status.step:
         draft.update(serving=status.model_copy(update=NO_STEP))
         return None
-    last = len(canary.steps)
-    if status.step > last:
+    count = len(canary.steps)
+    if status.step > count:
         # Removing steps from the spec must not give all traffic to the new version: the last remaining step applies.
-        draft.update(serving=status.model_copy(update=step_fields(last)))
-    percent = canary.steps[min(status.step, last) - 1].percent
-    draft.update(serving=serving_status(draft).model_copy(update={"steps": last}))
-    return [Route(version=version, percent=percent), Route(version=base, percent=100 - percent)]
+        draft.update(serving=status.model_copy(update=step_fields(count)))
+    percent = canary.steps[min(status.step, count) - 1].percent
+    draft.update(serving=serving_status(draft).model_copy(update={"steps": count}))
+    return [Route(version=version, percent=percent), Route(version=base_version, percent=100 - percent)]
 
 
 def judge_step(draft: Draft, version: str) -> Verdicts:
@@ -65,7 +65,8 @@ def judge_step(draft: Draft, version: str) -> Verdicts:
     base = draft.observed.versions.get(main_version(serving_status(draft).saved or []) or "")
     endpoint = draft.observed.endpoint
     traffic = endpoint.traffic if endpoint else {}
-    candidate, base = _add_traffic(candidate, traffic), _add_traffic(base, traffic) if base else None
+    candidate = _add_traffic(candidate, traffic)
+    base = _add_traffic(base, traffic) if base else None
     judged = gates.judge(canary.gates, candidate, base, which="which receives the rest of the traffic")
 
     def join_messages(verdict: str) -> str:
@@ -94,8 +95,8 @@ def take_next_step(draft: Draft, verdicts: Verdicts) -> bool:
     since = status.step_start_time or draft.now
     due = since + timedelta(seconds=canary.steps[status.step - 1].duration_seconds)
     if draft.now >= due and not verdicts.unclear:
-        last = status.step == len(canary.steps)
-        draft.update(serving=status.model_copy(update=step_fields(None if last else status.step + 1)))
+        is_last = status.step == len(canary.steps)
+        draft.update(serving=status.model_copy(update=step_fields(None if is_last else status.step + 1)))
         return True
     draft.update(serving=status.model_copy(update={"step_start_time": since, "next_step_time": due}))
     current = describe_step(draft)

@@ -33,7 +33,7 @@ def handle_drift(draft: Draft) -> Outcome:
         return _warn(draft)
     if (draft.spec.on_drift == "Adopt" and draft.spec.rollback_to is None) or _replaces_lost_version(draft):
         return _adopt(draft)
-    what = _describe_drift(draft)[1]
+    _, what = _describe_drift(draft)
     return _report_without_target(draft, what) if draft.status.promoted is None else _repair(draft, what)
 
 
@@ -136,9 +136,8 @@ def _adopt(draft: Draft) -> Outcome:
 
 
 def _repair(draft: Draft, what: str) -> Outcome:
-    draft.set(
-        ConditionType.DRIFTED, True, _describe_drift(draft)[0], f"{what}: the operator moves the alias back"
-    )
+    reason, _ = _describe_drift(draft)
+    draft.set(ConditionType.DRIFTED, True, reason, f"{what}: the operator moves the alias back")
     return begin(
         draft,
         draft.status.promoted,

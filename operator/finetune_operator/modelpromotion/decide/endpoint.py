@@ -74,7 +74,8 @@ def _is_foreign(draft: Draft, spec: Serving, endpoint: Endpoint) -> bool:
 
 
 def _is_same_model(draft: Draft, name: str) -> bool:
-    model, registry = draft.spec.model, draft.settings.servers(draft.spec.tracking)[1]
+    model = draft.spec.model
+    _, registry = draft.settings.servers(draft.spec.tracking)
     # Names in Unity Catalog are case-insensitive.
     return name.casefold() == model.casefold() if registry == UNITY_CATALOG else name == model
 

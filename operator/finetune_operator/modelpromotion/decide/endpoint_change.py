@@ -32,11 +32,12 @@ def request(draft: Draft, endpoint: Endpoint, routes: Sequence[Route]) -> None:
     if written_status is None or written_status.change != change:
         # The time of a canary step starts when the step is in force.
         update_status(draft, step_start_time=None, next_step_time=None)
+        # A reported failure stays until a request is accepted.
         if not canary.serving_status(draft).failure:
             _report_updating(draft, routes)
         draft.requeue_after(0)
         return
-    # A reported failure or rejection stays until a request is accepted.
+    # Here, a reported rejection stays too.
     if not canary.serving_status(draft).failure and not was_refused(draft):
         _report_updating(draft, routes)
     served = tuple(ServedVersion(draft.spec.model, item.version, item.percent) for item in routes)

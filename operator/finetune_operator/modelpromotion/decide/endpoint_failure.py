@@ -18,6 +18,8 @@ from finetune_operator.modelpromotion.decide.endpoint import (
 )
 from finetune_operator.serving.model import ConfigureEndpoint, Endpoint
 
+# The rest of the message must fit into the status too.
+_MAX_CAUSE_CHARS = 3500
 _FAILURES = {"EndpointFailed": ConditionReason.ENDPOINT_FAILED, "CanaryFailed": ConditionReason.CANARY_FAILED}
 
 
@@ -28,20 +30,21 @@ def fail(
     status, version = canary.serving_status(draft), draft.status.promoted or ""
     saved = status.saved or []
     stays = "the endpoint stays as it is" if endpoint.served else "there are no routes to restore"
-    back = f"the endpoint is restored to {describe_routes(saved)}" if saved else stays
-    # The rest of the message must fit into the status too.
-    failed = f"endpoint {name_of(draft)} cannot serve version {version} as specified: {why}"[:3500]
+    consequence = f"the endpoint is restored to {describe_routes(saved)}" if saved else stays
+    cause = f"endpoint {name_of(draft)} cannot serve version {version} as specified: {why}"[:_MAX_CAUSE_CHARS]
     fallback = alias_history.find_fallback(draft, version, saved)
     if fallback is not None:
         once = "" if draft.holder == version else f" after the drift from version {version} is repaired"
-        message = f"{failed}; {back}, and alias {draft.spec.alias} moves to version {fallback}{once}"
+        message = f"{cause}; {consequence}, and alias {draft.spec.alias} moves to version {fallback}{once}"
         draft.withdraw(fallback, message)
     elif alias_history.was_first(draft, version, saved):
-        message = f"{failed}; {back}, and alias {draft.spec.alias}, which no version had before, is removed"
+        message = (
+            f"{cause}; {consequence}, and alias {draft.spec.alias}, which no version had before, is removed"
+        )
         draft.withdraw(None, message)
     else:
         message = (
-            f"{failed}; {back}: correct spec.serving or point the alias at another version; the operator does not retry until the "
+            f"{cause}; {consequence}: correct spec.serving or point the alias at another version; the operator does not retry until the "
             "spec changes"
         )
     failure = EndpointFailure(
@@ -68,5 +71,6 @@ def go_back(draft: Draft, endpoint: Endpoint) -> None:
     else:
         update_status(draft, change=None)
     requested = any(isinstance(action, ConfigureEndpoint) for action in draft.actions)
+    # While a rejected request is repeated, the condition keeps the rejection.
     if not (requested and endpoint_change.was_refused(draft)):
         draft.set(ConditionType.SERVED, False, _FAILURES[failure.reason], message)

@@ -43,14 +43,14 @@ def is_logging(draft: Draft, endpoint: Endpoint) -> bool:
     if spec_table is None:
         return True
     written_status = draft.promotion.status.serving
-    recorded = written_status.inference_table if written_status else None
+    written_table = written_status.inference_table if written_status else None
     update_status(draft, inference_table=spec_table)
     if table is not None:
         return True
     if not was_refused(draft):
         message = f"endpoint {name_of(draft)} is being configured to log its requests"
         draft.set(ConditionType.SERVED, False, ConditionReason.ENDPOINT_UPDATING, message)
-    if recorded != spec_table:
+    if written_table != spec_table:
         draft.requeue_after(0)
         return False
     _expect_revision(draft, endpoint)
@@ -79,10 +79,8 @@ def _is_table(table: InferenceTable, expected: InferenceTable) -> bool:
 
 def _expect_revision(draft: Draft, endpoint: Endpoint) -> None:
     """Record that the endpoint's revision is about to change, although its routes stay the same."""
-    status, is_configuring = (
-        canary.serving_status(draft),
-        any(isinstance(item, ConfigureEndpoint) for item in draft.actions),
-    )
+    status = canary.serving_status(draft)
+    is_configuring = any(isinstance(item, ConfigureEndpoint) for item in draft.actions)
     if status.change is not None:
         if not is_configuring and status.change.revision == endpoint.revision:
             # The recorded change was not requested yet; a later pass records it again with the new revision.

@@ -153,19 +153,18 @@ def _judge_comparison(
     if baseline.version is None:
         return _judge_alone(name, gate, value, baseline)
     baseline_value = _read_number(baseline.version, gate.metric)
-    unclear = (
-        baseline_value
-        if isinstance(baseline_value, str)
-        else _explain_incomparable(gate, candidate, baseline.version, baseline_value, baseline.which)
-    )
-    if isinstance(baseline_value, str) or unclear:
-        shown_baseline = None if isinstance(baseline_value, str) else format_number(baseline_value)
+    if isinstance(baseline_value, str):
+        return GateVerdict(
+            name=name, verdict="Inconclusive", value=format_number(value), message=baseline_value
+        )
+    incomparable = _explain_incomparable(gate, candidate, baseline.version, baseline_value, baseline.which)
+    if incomparable:
         return GateVerdict(
             name=name,
             verdict="Inconclusive",
             value=format_number(value),
-            holder=shown_baseline,
-            message=unclear or "",
+            holder=format_number(baseline_value),
+            message=incomparable,
         )
     low, high = _bounds(gate, baseline_value)
     limit = f"<= {format_number(high)}" if high is not None else f">= {format_number(low)}"
@@ -213,7 +212,7 @@ def _explain_incomparable(
     """Explain why two versions cannot be compared; None if they can."""
     if not math.isfinite(baseline_value):
         return f"{gate.metric} of version {holder.version}, {which}, is {format_number(baseline_value)}"
-    tag, candidate_data = find_comparison_tag(candidate, gate.metric)
+    candidate_tag, candidate_data = find_comparison_tag(candidate, gate.metric)
     holder_tag, holder_data = find_comparison_tag(holder, gate.metric)
     if candidate_data is None or holder_data is None:
         untagged = candidate if candidate_data is None else holder
@@ -224,15 +223,15 @@ def _explain_incomparable(
             if untagged.unread
             else f"{missing}: {remedy} or of its run"
         )
-    if tag != holder_tag:
-        is_candidate_evaluated = tag == contract.TAG_EVALUATION_DATA
+    if candidate_tag != holder_tag:
+        is_candidate_evaluated = candidate_tag == contract.TAG_EVALUATION_DATA
         evaluated, trained = (candidate, holder) if is_candidate_evaluated else (holder, candidate)
         return (
             f"{gate.metric} of version {evaluated.version} comes from spec.evaluation, but {gate.metric} of version {trained.version} comes "
             "from training: evaluate both versions with spec.evaluation"
         )
     if candidate_data != holder_data:
-        difference = "settings" if tag == contract.TAG_EVALUATION_DATA else "objectives"
+        difference = "settings" if candidate_tag == contract.TAG_EVALUATION_DATA else "objectives"
         return (
             f"version {candidate.version} ({_shorten(candidate_data)}) and version {holder.version}, {which} "
             f"({_shorten(holder_data)}), were evaluated on different data or with different {difference}: evaluate both versions on the "

@@ -46,6 +46,7 @@ def check_identity(draft: Draft) -> Outcome:
     )
     draft.set(ConditionType.REGISTRY_READY, False, ConditionReason.REGISTRY_CHANGED, message)
     draft.stop(ConditionReason.REGISTRY_CHANGED, message)
+    # The pass ends before the policy `suspend`, which would report whether the promotion is suspended.
     suspend(draft)
     return Stop
 
@@ -98,11 +99,11 @@ def record_identity(draft: Draft) -> None:
             identities[version] = VersionIdentity(
                 version=version, creation_time=registered.created, run_id=registered.run_id
             )
-    numbers = sorted(recorded_versions(draft.status) & identities.keys(), key=int)
+    sorted_versions = sorted(recorded_versions(draft.status) & identities.keys(), key=int)
     draft.update(
         registry=RegistryIdentity(
             model_creation_time=before.model_creation_time or model.created,
-            versions=[identities[version] for version in numbers],
+            versions=[identities[version] for version in sorted_versions],
         )
     )
 

@@ -44,20 +44,20 @@ def finish_move(draft: Draft) -> Outcome:
 
 def complete(draft: Draft, move: Move) -> None:
     """Record in the history that a move was made, and record where the alias is now."""
-    known_previous = draft.status.previous
+    unchanged_previous = draft.status.previous
     previous = {
         "Promoted": move.from_version,
         "Reverted": move.from_version,
         # A rollback overrides drift, so `from_version` may be one that another client had set.
         "RolledBack": draft.status.promoted,
         "Adopted": move.from_version,
-        "Repaired": known_previous,
+        "Repaired": unchanged_previous,
         "Withdrawn": _find_predecessor(draft.status.history, move.to_version),
     }[move.reason]
     record(draft, move)
     # A withdrawal without a predecessor forgets the previous version, which may be a version that failed.
     if previous is None and move.reason != "Withdrawn":
-        previous = known_previous
+        previous = unchanged_previous
     draft.update(promoted=move.to_version, previous=previous)
     draft.set(ConditionType.PROMOTED, True, ConditionReason(move.reason), move.message)
 
@@ -108,9 +108,9 @@ def begin(
     approved: bool | None = None,
 ) -> Outcome:
     """Begin a move of the alias: write the journal in this pass, and the alias in the next. Always returns Stop."""
-    before = draft.begun
+    journaled = draft.begun
     requested = (draft.holder, to, reason)
-    if before is None or (before.from_version, before.to_version, before.reason) != requested:
+    if journaled is None or (journaled.from_version, journaled.to_version, journaled.reason) != requested:
         move = Move(
             from_version=draft.holder,
             to_version=to,
@@ -125,11 +125,11 @@ def begin(
         draft.stop(ConditionReason.PROMOTING, _describe_move(draft, to))
         draft.requeue_after(0)
         return Stop
-    draft.remember(move=before)
+    draft.remember(move=journaled)
     # NB: the source alias is compared again just before the write; only moves of reason Promoted have a source alias.
     source = draft.spec.source.alias if reason == "Promoted" else None
     # NB: after a repair, the version keeps the tags of its promotion.
-    tags = {} if reason == "Repaired" else {**draft.spec.tags, **_version_tags(draft, before)}
+    tags = {} if reason == "Repaired" else {**draft.spec.tags, **_version_tags(draft, journaled)}
     announce(draft, _describe_move(draft, to))
     draft.actions.append(draft.move_alias(to, source, tags))
     return Stop

@@ -40,21 +40,21 @@ def _assess_readiness(promotion: Promotion, status: ModelPromotionStatus, word: 
         word: the new phase.
     """
     by_type = {item.type: item for item in status.conditions}
-    explanation, holds = next(_explanations(by_type)), _is_at_passed_version(promotion, status, word)
+    explanation, is_ready = next(_explanations(by_type)), _is_at_passed_version(promotion, status, word)
     served = by_type.get(ConditionType.SERVED)
-    if holds and served and served.status != "True":
-        explanation, holds = served, False
+    if is_ready and served and served.status != "True":
+        explanation, is_ready = served, False
     message = explanation.message
-    if holds and (explanation.type != ConditionType.PROMOTED or explanation.status != "True"):
+    if is_ready and (explanation.type != ConditionType.PROMOTED or explanation.status != "True"):
         message = f"{_describe_alias(promotion, status)}; {message}"
-    return Readiness(holds, _companions(word, explanation, holds=holds), explanation.reason, message)
+    return Readiness(is_ready, _companions(word, explanation, is_ready=is_ready), explanation.reason, message)
 
 
-def _companions(word: PromotionPhase, explanation: Condition, *, holds: bool) -> tuple[ConditionType, ...]:
+def _companions(word: PromotionPhase, explanation: Condition, *, is_ready: bool) -> tuple[ConditionType, ...]:
     """Reconciling or Stalled; empty if the promotion is at rest."""
     if _is_blind(explanation):
         return (ConditionType.RECONCILING,)
-    if word in ("Refused", "Suspended") and holds:
+    if word in ("Refused", "Suspended") and is_ready:
         return ()
     if word == "Promoted" and explanation.status == "True":
         return ()

@@ -12,7 +12,7 @@ from finetune_operator.policy.result import Continue, Outcome, Stop
 
 
 def roll_back(draft: Draft) -> Outcome:
-    """Roll back if spec.rollbackTo is set, and end the pass: the source is ignored meanwhile.
+    """Roll back if spec.rollbackTo is set, and end the pass, unless drift must be handled first: then `hold` ends it.
 
     This is the first policy that reads the alias, so in the first pass it records where the alias is.
     """

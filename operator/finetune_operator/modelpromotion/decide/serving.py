@@ -87,28 +87,24 @@ def _begin(draft: Draft, endpoint: Endpoint, version: str) -> None:
     """Start a rollout when another version has the alias, or when the spec changed after a failure."""
     status = canary.serving_status(draft)
     failure = status.failure
-    if (
-        status.version == version
-        and failure
-        and failure.version == version
-        and failure.generation == draft.promotion.generation
-    ):
+    is_new_version = status.version != version
+    may_retry = failure is not None and (
+        failure.version != version or failure.generation != draft.promotion.generation
+    )
+    if not is_new_version and not may_retry:
         return
-    if status.version != version or failure:
-        # NB: an interrupted rollout was never in place: restore the routes that were saved before it.
-        saved = endpoints.routes_of(endpoint.served) if status.saved is None else status.saved
-        has_canary = not alias_history.skips_canary(draft, version) and canary.is_possible(
-            draft, version, saved
-        )
-        endpoints.update_status(
-            draft,
-            version=version,
-            saved=saved,
-            **canary.step_fields(1 if has_canary else None),
-            # Keep a current change that restores the routes after a failure: it suits the version that gets the alias back.
-            change=status.change if failure and endpoint.updating and status.version != version else None,
-            failure=None,
-        )
+    # NB: an interrupted rollout was never in place: restore the routes that were saved before it.
+    saved = endpoints.routes_of(endpoint.served) if status.saved is None else status.saved
+    has_canary = not alias_history.skips_canary(draft, version) and canary.is_possible(draft, version, saved)
+    endpoints.update_status(
+        draft,
+        version=version,
+        saved=saved,
+        **canary.step_fields(1 if has_canary else None),
+        # Keep a current change that restores the routes after a failure: it suits the version that gets the alias back.
+        change=status.change if failure and endpoint.updating and is_new_version else None,
+        failure=None,
+    )
 
 
 def _advance(draft: Draft, endpoint: Endpoint, version: str) -> None:

@@ -12,7 +12,10 @@ from finetune_operator.policy.result import Continue, Outcome, Stop
 
 
 def resolve_candidate(draft: Draft) -> Outcome:
-    """Set the candidate, or report what the source waits for. The pass always continues."""
+    """Set the candidate, or report what the source waits for. The pass always continues.
+
+    While the source names no version, the last candidate stays: see `require_candidate`.
+    """
     spec, observed = draft.spec, draft.observed
     version = named_version(spec, observed)
     if observed.model is None:
