@@ -98,11 +98,11 @@ def _output(spec: FineTuneJobSpec, namespace: str, name: str, defaults: Defaults
     data, prepare = spec.data, spec.prepare
     if data is None or spec.model is None or prepare is None or prepare.output:
         return prepare.output if prepare else None
-    shared = prepare.reuse != "Never"
+    is_shared = prepare.reuse != "Never"
     # NB: the digest covers the settings that the prep pod gets, which include the chart's default catalog.
     with_catalog = prepare.model_copy(update={"catalog": _catalog(spec, defaults)})
     prepared_data = data.model_copy(update={"prepare": with_catalog})
-    folder = settings_digest(prepared_data, spec.model, spec.objective) if shared else name
+    folder = settings_digest(prepared_data, spec.model, spec.objective) if is_shared else name
     return defaults.folder("splits", namespace, folder) or None
 
 

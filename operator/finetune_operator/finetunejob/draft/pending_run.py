@@ -37,5 +37,5 @@ def _is_run_pending(draft: Draft) -> bool:
 
 def _is_unread(draft: Draft) -> bool:
     """Whether the job's MLflow server has not been read yet."""
-    has_server = bool(draft.settings.servers(draft.spec.tracking)[0])
-    return has_server and draft.observed.mlflow is None
+    server, _ = draft.settings.servers(draft.spec.tracking)
+    return bool(server) and draft.observed.mlflow is None

@@ -59,7 +59,8 @@ class AliasVersionReader:
         """
         tracking, aliases = ftj.spec.tracking if ftj.spec else Tracking(), aliases_to_resolve(ftj)
         servers = self.settings.servers(tracking)
-        if not servers[0] or not aliases:
+        tracking_server, _ = servers
+        if not tracking_server or not aliases:
             self.forget(ftj)
             return {}
         look_up = partial(self._look_up, ftj, tracking, servers, aliases)
@@ -92,13 +93,13 @@ class AliasVersionReader:
                 tracked = await self.poller.tracked(ftj)
                 if tracked is None:
                     return None
-                look_up = partial(_look_up, tracked, question.model)
+                look_up = partial(_read_model, tracked, question.model)
                 return await self.poller.ask(ftj, tracked, tracked.server.registry_uri, look_up)
         except ExternalError as error:
             return error.problem
 
 
-def _look_up(tracked: Tracked, model: str) -> RegisteredModel | None:
+def _read_model(tracked: Tracked, model: str) -> RegisteredModel | None:
     """Read a registered model. The call blocks."""
     return tracked.registry().model(model)
 

@@ -53,8 +53,8 @@ class PreparationReader:
             self.forget(ftj)
             return None
         reference = databricks_submission.find_login(ftj, self.settings)
-        workspace = (ftj.namespace, reference.name if reference else "")
-        return await self._reads.read(ftj, workspace, run_id, partial(self._read, ftj, run_id))
+        login = (ftj.namespace, reference.name if reference else "")
+        return await self._reads.read(ftj, login, run_id, partial(self._read, ftj, run_id))
 
     def forget(self, ftj: FineTuneJob) -> None:
         """Discard the last answer: the run was written to, or the job was deleted."""
@@ -85,7 +85,7 @@ class PreparationReader:
     async def _read(self, ftj: FineTuneJob, run_id: str) -> Preparation:
         try:
             client = await self._workspace(ftj)
-            read = partial(_read, client, run_id, databricks_submission.find_folder(ftj))
+            read = partial(_read_run, client, run_id, databricks_submission.find_folder(ftj))
             return await self._outages.ask(client.config.host, read)
         except ExternalError as error:
             return Preparation(problem=error.problem)
@@ -101,7 +101,7 @@ class PreparationReader:
         )
 
 
-def _read(client: WorkspaceClient, run_id: str, folder: str) -> Preparation:
+def _read_run(client: WorkspaceClient, run_id: str, folder: str) -> Preparation:
     from finetune_operator.databricks import runs
 
     return Preparation(run=runs.read(client, run_id, folder))

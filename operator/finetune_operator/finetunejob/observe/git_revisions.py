@@ -120,15 +120,14 @@ class RevisionReader:
         secret = await secrets.read(self.kube, namespace, git.secret_ref, secrets.GIT, secrets.GIT_KEYS)
         if secret is None:
             return ANONYMOUS
+        name = git.secret_ref.name if git.secret_ref else ""
         if not secret.get("password"):
-            name = git.secret_ref.name if git.secret_ref else ""
             message = (
                 f"Secret {name} of {secrets.GIT} lacks the key password: add the keys username and password"
             )
             raise ExternalError(Problem(ConditionReason.CREDENTIALS_MISSING, message))
         username = secret.get("username") or _DEFAULT_USERNAME
         if ":" in username:
-            name = git.secret_ref.name if git.secret_ref else ""
             message = (
                 f"the username in Secret {name} of {secrets.GIT} contains a colon, which basic authentication does "
                 "not allow: correct the username"

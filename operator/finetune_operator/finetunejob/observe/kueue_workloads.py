@@ -64,12 +64,13 @@ class WorkloadReader:
     async def read(self, ftj: FineTuneJob, jobs: Mapping[str, Json], now: datetime) -> QueueState | None:
         """The state of the Job of the current step in its queue, as last read; None if this Job does not wait, or without an answer."""
         attempt = ftj.status.attempt or 1
-        current = (
+        # The newest Job comes first.
+        job_names = (
             names.evaluate_name(ftj.name),
             names.train_name(ftj.name, attempt),
             names.prep_name(ftj.name),
         )
-        job = next((jobs[name] for name in current if name in jobs), None)
+        job = next((jobs[name] for name in job_names if name in jobs), None)
         queue = queueing.queue_of(job) if job else None
         if job is None or queue is None or not queueing.is_queued(job) or has_ended(job):
             self.forget(ftj)
@@ -131,12 +132,12 @@ class WorkloadReader:
 
 
 def _queue_state(workload: Json) -> QueueState:
-    """The state of a Workload: admitted, or the first step to admission that is not complete."""
+    """The state of a Workload: admitted, or the first condition of its admission that is not true."""
     conditions = {item["type"]: item for item in (workload.get("status") or {}).get("conditions") or []}
-    for step in ("QuotaReserved", "Admitted"):
-        condition = conditions.get(step)
+    for kind in ("QuotaReserved", "Admitted"):
+        condition = conditions.get(kind)
         # Admission checks run only when the quota is reserved.
-        checks = _describe_checks(workload) if step == "Admitted" else ""
+        checks = _describe_checks(workload) if kind == "Admitted" else ""
         if condition is None:
             return QueueState(message=checks)
         if condition["status"] != "True":

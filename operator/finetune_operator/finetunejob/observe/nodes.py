@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from finetune_crds.base import Json
 from finetune_operator.finetunejob.draft import device
@@ -20,6 +21,20 @@ _MAX_CACHED_NODES = 4096
 _OFFERED_CACHE_SECONDS = 120.0
 
 
+class _NodeLabels(NamedTuple):
+    """The labels of a node, and when they were read."""
+
+    read_at: float
+    labels: Mapping[str, str]
+
+
+class _Offers(NamedTuple):
+    """The resources that the nodes offer, or None if nodes cannot be read; and when they were read."""
+
+    read_at: float
+    resources: frozenset[str] | None
+
+
 @dataclass
 class NodeReader:
     """Reads a node at most once an hour, even if the read is forbidden.
@@ -30,10 +45,9 @@ class NodeReader:
 
     kube: Kube
     clock: Callable[[], float]
-    _known: dict[str, tuple[float, Mapping[str, str]]] = field(default_factory=dict)
-    """By node: when it was read, and its labels."""
-    _offers: tuple[float, frozenset[str] | None] | None = None
-    """The time at which all nodes were read, and their resources."""
+    _known: dict[str, _NodeLabels] = field(default_factory=dict)
+    """By node."""
+    _offers: _Offers | None = None
 
     async def read(self, alive: Sequence[Json], gpu_resource: str) -> dict[str, Mapping[str, str]]:
         """Return the labels of a node with GPU pods, by its name; they name the GPU product. Empty without GPUs or without a node.
@@ -47,11 +61,11 @@ class NodeReader:
             return {}
         now = self.clock()
         cached = self._known.get(node)
-        if cached is None or now - cached[0] >= _CACHE_SECONDS:
+        if cached is None or now - cached.read_at >= _CACHE_SECONDS:
             if len(self._known) >= _MAX_CACHED_NODES:
                 self._known.clear()
-            cached = self._known[node] = (now, await self._labels(node))
-        return {node: cached[1]}
+            cached = self._known[node] = _NodeLabels(now, await self._labels(node))
+        return {node: cached.labels}
 
     async def offered_resources(self, alive: Sequence[Json], gpu_resource: str) -> frozenset[str] | None:
         """The resources that at least one node offers; None if no pod waits for a GPU, or nodes cannot be read.
@@ -65,9 +79,9 @@ class NodeReader:
         ):
             return None
         now = self.clock()
-        if self._offers is None or now - self._offers[0] >= _OFFERED_CACHE_SECONDS:
-            self._offers = (now, await self._resources())
-        return self._offers[1]
+        if self._offers is None or now - self._offers.read_at >= _OFFERED_CACHE_SECONDS:
+            self._offers = _Offers(now, await self._resources())
+        return self._offers.resources
 
     async def _resources(self) -> frozenset[str] | None:
         try:

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from typing import NamedTuple
 
 from finetune_crds.base import Json
 from finetune_operator.finetunejob.model import FineTuneJob, PodEvent
@@ -20,6 +21,13 @@ _CACHE_SECONDS = 10.0
 _CONTAINER_START_TIMEOUT = timedelta(seconds=10)
 
 
+class _EventsOfPod(NamedTuple):
+    """The Events about a pod, oldest first, and when they were read."""
+
+    read_at: float
+    events: tuple[PodEvent, ...]
+
+
 @dataclass
 class PodEventReader:
     """Reads the Events about at most three pods of a job, at most every ten seconds for each pod.
@@ -30,8 +38,8 @@ class PodEventReader:
 
     kube: Kube
     clock: Callable[[], float]
-    _known: dict[str, tuple[float, tuple[PodEvent, ...]]] = field(default_factory=dict)
-    """By the pod's uid: when they were read, and the Events."""
+    _known: dict[str, _EventsOfPod] = field(default_factory=dict)
+    """By the pod's uid."""
 
     async def read(
         self, ftj: FineTuneJob, alive: Sequence[Json], now: datetime
@@ -59,12 +67,12 @@ class PodEventReader:
                 )
                 return None
             events = sorted(map(_parse_event, listed.objects), key=lambda event: event.at)
-            self._known[uid] = self.clock(), tuple(events)
-        return self._known[uid][1]
+            self._known[uid] = _EventsOfPod(self.clock(), tuple(events))
+        return self._known[uid].events
 
     def _forget_old(self) -> None:
         now = self.clock()
-        self._known = {uid: item for uid, item in self._known.items() if now - item[0] < _CACHE_SECONDS}
+        self._known = {uid: item for uid, item in self._known.items() if now - item.read_at < _CACHE_SECONDS}
 
 
 def _pods_to_ask_about(alive: Sequence[Json], now: datetime) -> Iterator[Json]:

@@ -21,7 +21,7 @@ async def read_rejections(
     kube: Kube, ftj: FineTuneJob, jobs: Mapping[str, Json], pods: Sequence[Json], now: datetime
 ) -> dict[str, str]:
     """The API server's last refusal to create pods, by name of the Job that lacks pods."""
-    refusals: dict[str, str] = {}
+    rejections: dict[str, str] = {}
     for name, job in jobs.items():
         if not _lacks_pods(job, pods, now):
             continue
@@ -33,8 +33,8 @@ async def read_rejections(
             continue
         if events.objects:
             last = max(events.objects, key=lambda event: event.get("lastTimestamp") or "")
-            refusals[name] = f"pods of Job {name} cannot be created: {last.get('message', '')}"
-    return refusals
+            rejections[name] = f"pods of Job {name} cannot be created: {last.get('message', '')}"
+    return rejections
 
 
 def _lacks_pods(job: Json, pods: Sequence[Json], now: datetime) -> bool:

@@ -49,16 +49,16 @@ class ExecutorReader:
             log.warning("%s: cannot list its executors: %s", ftj.key, error)
             return Executors()
         executor_pods = executors.select_executors(listed.objects, drivers)
-        lacks = executors.count_missing(ftj, drivers, executor_pods, now)
-        return Executors(tuple(executor_pods), await self._refusal(ftj, lacks) if lacks else None)
+        shortage = executors.count_missing(ftj, drivers, executor_pods, now)
+        return Executors(tuple(executor_pods), await self._refusal(ftj, shortage) if shortage else None)
 
-    async def _refusal(self, ftj: FineTuneJob, lacks: executors.MissingExecutors) -> str | None:
+    async def _refusal(self, ftj: FineTuneJob, shortage: executors.MissingExecutors) -> str | None:
         """Explain, from a dry run, why the API server refuses another executor: nothing records why it refused Spark's requests."""
         try:
             await self.kube.create(driver_pod.build_executor_trial(ftj, self.settings), dry_run=True)
         except KubeError as error:
             if error.status in _REFUSAL_STATUSES:
-                return f"{lacks.missing} of {lacks.desired} executors cannot be created: {error}"
+                return f"{shortage.missing} of {shortage.desired} executors cannot be created: {error}"
             log.warning("%s: the dry run of its executors failed: %s", ftj.key, error)
         return None
 

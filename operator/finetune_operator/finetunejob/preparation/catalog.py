@@ -52,7 +52,7 @@ def login(spec: FineTuneJobSpec, settings: Settings, container: str) -> Json:
     catalog = _catalog_of(spec)
     if catalog is None:
         return {}
-    if catalog.type == "Databricks" and _is_federated(catalog, spec, settings):
+    if _is_federated(catalog, spec, settings):
         return federated_login(settings, container)
     env = [*_env(catalog)]
     return {"spec": {"containers": [{"name": container, "env": env}]}} if env else {}
@@ -70,12 +70,12 @@ def _is_federated(catalog: Catalog, spec: FineTuneJobSpec, settings: Settings) -
 
 def _env(catalog: Catalog) -> Iterator[Json]:
     """Variables from the Secret of a catalog."""
-    server = catalog.unity_catalog and catalog.unity_catalog.secret_ref
-    if server:
-        key = {"name": server.name, "key": TOKEN_KEY, "optional": server.optional}
+    token_secret = catalog.unity_catalog and catalog.unity_catalog.secret_ref
+    if token_secret:
+        key = {"name": token_secret.name, "key": TOKEN_KEY, "optional": token_secret.optional}
         yield {"name": TOKEN_KEY, "valueFrom": {"secretKeyRef": key}}
-    workspace = catalog.databricks and catalog.databricks.secret_ref
-    if workspace:
+    workspace_secret = catalog.databricks and catalog.databricks.secret_ref
+    if workspace_secret:
         for name in SECRET_KEYS:
-            key = {"name": workspace.name, "key": name, "optional": True}
+            key = {"name": workspace_secret.name, "key": name, "optional": True}
             yield {"name": f"{DATABRICKS_PREFIX}{name}", "valueFrom": {"secretKeyRef": key}}

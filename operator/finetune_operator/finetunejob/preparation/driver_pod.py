@@ -35,13 +35,13 @@ def wait_for_correction(draft: Draft, pod_mistakes: Iterable[str]) -> bool:
 
     NB: the template may have changed since the job was accepted.
     """
-    wrong = "; ".join(pod_mistakes)
-    if wrong:
+    mistakes_text = "; ".join(pod_mistakes)
+    if mistakes_text:
         reason = ConditionReason.POD_TEMPLATE_INVALID
-        draft.set(ConditionType.PODS_HEALTHY, False, reason, wrong)
+        draft.set(ConditionType.PODS_HEALTHY, False, reason, mistakes_text)
         message = "the preparation waits for a correction of spec.pods"
         draft.set(ConditionType.PREPARED, False, reason, message)
-    return bool(wrong)
+    return bool(mistakes_text)
 
 
 def build_recipe(draft: Draft) -> Json:

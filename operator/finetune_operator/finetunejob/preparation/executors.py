@@ -304,5 +304,5 @@ def find_crash_loop(executor_pods: Sequence[Json], number: int) -> str | None:
 
 
 def _executor_number(pod: Json) -> int:
-    text = pod["metadata"]["name"].rpartition("-")[2]
-    return int(text) if text.isdecimal() else 0
+    _, _, number = pod["metadata"]["name"].rpartition("-")
+    return int(number) if number.isdecimal() else 0

@@ -64,6 +64,8 @@ _OUT_OF_MEMORY = (
     "the driver exceeded the memory limit of its pod, which is driverMemory plus 40%: create another FineTuneJob with more "
     "data.prepare.spark.driverMemory, or more spark.driver.memoryOverhead in data.prepare.spark.conf"
 )
+# The length of a state in the schema of the status.
+_MAX_STATE_CHARS = 64
 
 
 _KIND = CustomKind(
@@ -104,10 +106,8 @@ class SparkApplicationBackend(Backend):
 
     def prepare(self, draft: Draft) -> Outcome:
         draft.requeue_after(draft.settings.poll_seconds)
-        applications, status = (
-            draft.observed.custom_children or CustomChildren(),
-            draft.status.spark_application,
-        )
+        applications = draft.observed.custom_children or CustomChildren()
+        status = draft.status.spark_application
         if applications.problem:
             draft.set(
                 ConditionType.PREPARED, False, applications.problem.reason, applications.problem.message
@@ -120,9 +120,9 @@ class SparkApplicationBackend(Backend):
         draft.record_start()
         status = status.model_copy(update={"state": state_of(application)})
         draft.update(spark_application=status)
-        loss = pod_state.find_loss(_driver(applications, status), draft.now, attempt=0)
         if status.state == _COMPLETED:
             return _complete(draft, applications, status, application)
+        loss = pod_state.find_loss(_driver(applications, status), draft.now, attempt=0)
         if loss:
             draft.update(last_failure=loss)
             _begin(draft, applications, failures=status.failures, why=f"{loss.message}; ")
@@ -168,7 +168,7 @@ def _find_pod_mistakes(spec: FineTuneJobSpec) -> Iterator[str]:
 def state_of(application: Json) -> str:
     """The state of a SparkApplication, such as Running for RUNNING; New before the spark-operator has seen it."""
     word = str(_application_state(application).get("state") or "")
-    return "".join(part.capitalize() for part in word.split("_"))[:64] or _NEW
+    return "".join(part.capitalize() for part in word.split("_"))[:_MAX_STATE_CHARS] or _NEW
 
 
 def _application_state(application: Json) -> Json:
@@ -290,20 +290,20 @@ def _fail(
     driver = _driver(applications, status)
     failure = _failure(driver, status, application)
     draft.update(last_failure=failure)
-    where = f"SparkApplication {status.name}"
+    subject = f"SparkApplication {status.name}"
     if failure.exit_code in pod_state.REASON_OF_EXIT:
         place = pod_state.describe_pod(failure.pod or "", failure.node)
         _give_up(
             draft,
             pod_state.REASON_OF_EXIT[failure.exit_code],
-            f"preparation failed in {place} of {where}: {failure.message}",
+            f"preparation failed in {place} of {subject}: {failure.message}",
         )
         return
     # An eviction is not a failure.
     evicted = any(ended.evicted for ended in pod_state.exits(driver, _CONTAINER))
     failures = status.failures + (0 if evicted else 1)
     if failures >= _MAX_FAILURES:
-        message = f"{where} failed, like the {failures - 1} before it: {failure.message}"
+        message = f"{subject} failed, like the {failures - 1} before it: {failure.message}"
         _give_up(draft, ConditionReason.PREPARATION_FAILED, message)
         return
     pause = _RETRY_DELAY * 2**status.failures - (draft.now - _creation_time(application))
@@ -311,10 +311,10 @@ def _fail(
         # The cause of a rejected submission, such as a full quota or an unavailable webhook, needs time to pass.
         _report_progress(
             draft,
-            f"{where} failed ({failure.message}): the next attempt starts in {math.ceil(pause.total_seconds())} s",
+            f"{subject} failed ({failure.message}): the next attempt starts in {math.ceil(pause.total_seconds())} s",
         )
         return
-    _begin(draft, applications, failures=failures, why=f"{where} failed ({failure.message}): ")
+    _begin(draft, applications, failures=failures, why=f"{subject} failed ({failure.message}): ")
 
 
 def _failure(driver: list[Json], status: SparkApplicationStatus, application: Json) -> LastFailure:
@@ -364,20 +364,20 @@ def _stop(draft: Draft, applications: CustomChildren, *, but: str = "") -> str |
 
     NB: the spark-operator deletes the driver of a SparkApplication only if it sees the deletion in time.
     """
-    running = [
-        (name, body)
+    running = {
+        name: body
         for name, body in applications.by_name.items()
         if name != but and (is_being_deleted(body) or state_of(body) not in (_COMPLETED, _FAILED))
-    ]
+    }
     drivers = [
         pod
         for pod in pod_state.alive(applications.pods)
         if pod["metadata"]["name"] != names.driver_name(but) and not is_lost(pod, draft.now)
     ]
-    for _, body in running:
+    for body in running.values():
         draft.remove(body, _KIND.name)
     for pod in drivers:
         draft.remove(pod, "Pod")
     if drivers:
         return pod_state.describe_pods(drivers)
-    return f"SparkApplication {running[0][0]}" if running else None
+    return f"SparkApplication {next(iter(running))}" if running else None
