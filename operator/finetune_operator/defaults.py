@@ -34,21 +34,20 @@ from finetune_crds.pods import MAIN_CONTAINER, Pods, PodSettings, RolePodSetting
 from finetune_crds.training import ModelCache
 from finetune_operator.template_merge import requested_devices
 
+_STORAGE_PATTERN = r"/\S+|(s3a?|gs)://[^/\s]\S*|abfss://[^/@\s]+@[^/@\s]\S*"
+# Fields of a pod spec that must be lists of objects. The items of the named lists are merged with a job's items by name.
+_TEMPLATE_LISTS = ("containers", "initContainers", "volumes", "tolerations")
+_NAMED_LISTS = ("containers", "initContainers", "volumes")
+
 
 class DefaultsError(ValueError):
     """The file with the defaults cannot be read, or is invalid."""
 
 
 def _check_pattern(values: Iterable[str | None], pattern: str, what: str) -> None:
-    for name in values:
-        if name is not None and not re.fullmatch(pattern, name):
-            raise ValueError(f"{name!r} is not a valid {what}")
-
-
-_STORAGE_PATTERN = r"/\S+|(s3a?|gs)://[^/\s]\S*|abfss://[^/@\s]+@[^/@\s]\S*"
-# Fields of a pod spec that must be lists of objects. The items of the named lists are merged with a job's items by name.
-_TEMPLATE_LISTS = ("containers", "initContainers", "volumes", "tolerations")
-_NAMED_LISTS = ("containers", "initContainers", "volumes")
+    for value in values:
+        if value is not None and not re.fullmatch(pattern, value):
+            raise ValueError(f"{value!r} is not a valid {what}")
 
 
 def _check_pods(field: str, pods: PodSettings) -> None:
@@ -170,10 +169,10 @@ class Defaults(ApiModel):
             _check_catalog(self.catalog)
         for name, pods in self.pods.each():
             _check_pods(f"pods.{name}", pods)
-        shared = requested_devices(self.pods.all.template)
-        if shared:
+        shared_devices = requested_devices(self.pods.all.template)
+        if shared_devices:
             raise ValueError(
-                f"pods.all.template requests {shared[0]} for all pods: remove the request; jobs request GPUs with spec.distributed.gpusPerNode"
+                f"pods.all.template requests {shared_devices[0]} for all pods: remove the request; jobs request GPUs with spec.distributed.gpusPerNode"
             )
         return self
 

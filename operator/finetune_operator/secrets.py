@@ -46,10 +46,8 @@ async def read(
             entries = (secret.get("data") or {}).items()
             return {name: _decode(value) for name, value in entries if name.startswith(prefixes)}
     except ValueError:
-        reason, problem = (
-            ConditionReason.CREDENTIALS_UNREADABLE,
-            f"{what} contains credentials that are not text: recreate it from text",
-        )
+        reason = ConditionReason.CREDENTIALS_UNREADABLE
+        message = f"{what} contains credentials that are not text: recreate it from text"
     except KubeError as error:
         if error.status not in (400, 403):
             raise
@@ -57,14 +55,14 @@ async def read(
             "install the chart with rbac.trackingSecrets" if error.status == 403 else "name another Secret"
         )
         reason = ConditionReason.CREDENTIALS_UNREADABLE
-        problem = f"the operator cannot read {what} ({error}): {remedy}"
+        message = f"the operator cannot read {what} ({error}): {remedy}"
     else:
         # The Secret does not exist.
         if reference.optional:
             return None
         reason = ConditionReason.CREDENTIALS_MISSING
-        problem = f"{what} does not exist in namespace {namespace}: create the Secret"
-    raise ExternalError(Problem(reason, problem))
+        message = f"{what} does not exist in namespace {namespace}: create the Secret"
+    raise ExternalError(Problem(reason, message))
 
 
 def build_key(secret: Mapping[str, str] | None) -> Hashable:

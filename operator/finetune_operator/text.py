@@ -7,6 +7,13 @@ from collections.abc import Iterable
 from datetime import datetime
 from urllib.parse import urlsplit
 
+# From this many minutes on, a duration is shown without seconds, as in kubectl's ages.
+_MINUTES_WITH_SECONDS = 10
+# Such as [TraceId: 00-1f3a-00] and (Request ID: 1f3a).
+_REQUEST_ID = re.compile(r"\s*[\[(](?:trace|req|request|ray)[ _-]?id\b[^\])]*[\])]", re.IGNORECASE)
+_DEFAULT_PORTS = {"http": ":80", "https": ":443"}
+_USER = re.compile(r"//[^/]*@")
+
 
 def format_time(when: datetime | None) -> str:
     """A UTC time, to the second, in the format of Kubernetes; empty for None."""
@@ -30,10 +37,6 @@ def _join_units(large: int, unit: str, small: int, smaller: str) -> str:
     return f"{large}{unit}" + (f"{small}{smaller}" if small else "")
 
 
-# The same limit as in kubectl's ages.
-_MINUTES_WITH_SECONDS = 10
-
-
 def shorten(text: str, limit: int = 300) -> str:
     """The text on one line, without request ids in brackets, truncated to the limit.
 
@@ -41,10 +44,6 @@ def shorten(text: str, limit: int = 300) -> str:
     """
     line = _REQUEST_ID.sub("", " ".join(text.split()))
     return line if len(line) <= limit else f"{line[:limit]}..."
-
-
-# Such as [TraceId: 00-1f3a-00] and (Request ID: 1f3a).
-_REQUEST_ID = re.compile(r"\s*[\[(](?:trace|req|request|ray)[ _-]?id\b[^\])]*[\])]", re.IGNORECASE)
 
 
 def mask(text: str, secrets: Iterable[str]) -> str:
@@ -66,12 +65,6 @@ def normalize_address(uri: str) -> str:
     return f"{parts.scheme}://{server}{parts.path.rstrip('/')}"
 
 
-_DEFAULT_PORTS = {"http": ":80", "https": ":443"}
-
-
 def strip_user(uri: str) -> str:
     """An address without user and password, for a message."""
     return _USER.sub("//", uri)
-
-
-_USER = re.compile(r"//[^/]*@")

@@ -72,7 +72,7 @@ _SILENT_REASONS = {
     ConditionReason.IN_PLACE,
 }
 # Conditions that often repeat the reason and message of another condition.
-_SUMMARIES = {ConditionType.FAILED, ConditionType.PROMOTED}
+_REPEATING = {ConditionType.FAILED, ConditionType.PROMOTED}
 # Conditions for which a new message is reported even if status and reason stay the same: the message is about another version.
 _REPORTED_BY_MESSAGE = {
     ConditionType.SOURCE_READY,
@@ -106,21 +106,21 @@ def find_changes(before: Sequence[Condition], after: Sequence[Condition]) -> lis
     If Failed repeats a condition, only Failed is reported; if Promoted repeats a condition, only the other condition is.
     """
     previous = {item.type: item for item in before}
-    new = [item for item in after if _is_reportable(previous.get(item.type), item)]
-    failed = [item for item in new if item.type == ConditionType.FAILED]
-    reported = {(item.reason, item.message) for item in new if item.type not in _SUMMARIES}
+    reportable = [item for item in after if _is_reportable(previous.get(item.type), item)]
+    failed = next((item for item in reportable if item.type == ConditionType.FAILED), None)
+    causes = {(item.reason, item.message) for item in reportable if item.type not in _REPEATING}
     return [
         Change(previous.get(item.type), item)
-        for item in new
+        for item in reportable
         if item.type == ConditionType.FAILED
-        or (item.type == ConditionType.PROMOTED and (item.reason, item.message) not in reported)
-        or (item.type not in _SUMMARIES and not any(_includes(summary, item) for summary in failed))
+        or (item.type == ConditionType.PROMOTED and (item.reason, item.message) not in causes)
+        or (item.type not in _REPEATING and not (failed and _repeats(failed, item)))
     ]
 
 
-def _includes(summary: Condition, item: Condition) -> bool:
-    """Whether a summary repeats a condition. NB: Failed may add to the condition's message how to apply a corrected job."""
-    return summary.reason == item.reason and summary.message.startswith(item.message)
+def _repeats(failed: Condition, item: Condition) -> bool:
+    """Whether Failed repeats a condition. NB: Failed may add to the condition's message how to apply a corrected job."""
+    return failed.reason == item.reason and failed.message.startswith(item.message)
 
 
 def _is_reportable(before: Condition | None, after: Condition) -> bool:
@@ -143,9 +143,6 @@ def _is_reportable(before: Condition | None, after: Condition) -> bool:
 def build_event(about: EventTarget, change: Change, now: datetime) -> Json:
     """A core/v1 Event. An Event about the same change of the same object has the same name."""
     condition = change.after
-    is_warning = condition.type == ConditionType.FAILED or condition.reason in _WARNING_REASONS
-    is_warning = is_warning or (condition.status == "False" and condition.type in _WARN_WHEN_FALSE)
-    is_warning = is_warning and condition.reason not in _NORMAL_REASONS
     return {
         "apiVersion": "v1",
         "kind": "Event",
@@ -157,7 +154,7 @@ def build_event(about: EventTarget, change: Change, now: datetime) -> Json:
             "namespace": about.namespace,
             "uid": about.uid,
         },
-        "type": "Warning" if is_warning else "Normal",
+        "type": "Warning" if _is_warning(condition) else "Normal",
         "reason": condition.reason,
         "message": condition.message[:_MAX_MESSAGE_CHARS],
         "source": {"component": names.FIELD_MANAGER},
@@ -166,6 +163,14 @@ def build_event(about: EventTarget, change: Change, now: datetime) -> Json:
         "lastTimestamp": format_time(now),
         "count": 1,
     }
+
+
+def _is_warning(condition: Condition) -> bool:
+    if condition.reason in _NORMAL_REASONS:
+        return False
+    if condition.type == ConditionType.FAILED or condition.reason in _WARNING_REASONS:
+        return True
+    return condition.status == "False" and condition.type in _WARN_WHEN_FALSE
 
 
 def _build_name(about: EventTarget, change: Change) -> str:

@@ -78,8 +78,8 @@ def _read_settings(settings: Settings) -> Access:
 
 def _read_secret(secret: Mapping[str, str]) -> Access:
     # NB: values from files and `echo` end in a line break, which a header must not contain.
-    values = {name: secret.get(name, "").strip() for name in SECRET_KEYS}
-    host, token, client_id, client_secret = values.values()
+    # SECRET_KEYS has the keys in this order.
+    host, token, client_id, client_secret = (secret.get(key, "").strip() for key in SECRET_KEYS)
     if not host:
         raise _not_configured(
             f"the Secret that secretRef names lacks DATABRICKS_HOST: it must have {_REQUIRED_KEYS}"

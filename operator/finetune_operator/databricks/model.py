@@ -9,6 +9,9 @@ from finetune_crds.contract import RunReport
 from finetune_crds.databricks import Compute
 from finetune_crds.status_parts import RunState
 
+ENDED: tuple[RunState, ...] = ("Succeeded", "Failed", "Canceled")
+"""The states of a run that has ended."""
+
 
 @dataclass(frozen=True)
 class Submission:
@@ -62,6 +65,3 @@ class Run:
     def has_ended(self) -> bool:
         """Whether the run has ended."""
         return self.word in ENDED
-
-
-ENDED: tuple[RunState, ...] = ("Succeeded", "Failed", "Canceled")

@@ -95,8 +95,8 @@ def read(client: WorkspaceClient, run_id: str, folder: str) -> Run:
             return Run(run_id, "Failed", message=f"run {run_id} no longer exists in the workspace")
     word, url = _classify_run(run), run.run_page_url or ""
     if word == "Running":
-        step = _download(client, f"{folder}/{contract.PROGRESS_FILE}") or b""
-        return Run(run_id, word, url, progress=step.decode(errors="replace"))
+        progress = _download(client, f"{folder}/{contract.PROGRESS_FILE}") or b""
+        return Run(run_id, word, url, progress=progress.decode(errors="replace"))
     if word not in ("Succeeded", "Failed"):
         return Run(run_id, word, url)
     report = RunReport.parse(_download(client, f"{folder}/{contract.REPORT_FILE}") or b"")
@@ -238,7 +238,8 @@ def _upload_wheel(client: WorkspaceClient, volume: str, wheels: Path) -> str:
 
 def _upload(client: WorkspaceClient, path: str, content: bytes, volume: str) -> None:
     with translate_errors(client, f"write to volume {volume}"), _translate_missing_volume(client, volume):
-        client.files.create_directory(path.rpartition("/")[0])
+        folder, _, _ = path.rpartition("/")
+        client.files.create_directory(folder)
         client.files.upload(path, io.BytesIO(content), overwrite=True)
 
 

@@ -24,6 +24,13 @@ if TYPE_CHECKING:
 
 # Each Secret in use has one client, which keeps its token.
 _MAX_CLIENTS = 64
+# The causes that a message may show: errors of sockets and of TLS, and texts of the operator's own clients.
+_CAUSE = re.compile(
+    r"\[Errno -?\d+\] [^'\")]+|\[SSL: \w+\] [^'\"(]+|HTTP \d{3} from the token endpoint|"
+    r"the connection failed|its certificate is not trusted|its address is not valid|the connection was closed|"
+    r"the response is larger than \d+ bytes|the request failed \(\w+\)|a header contains a control character|"
+    r"the server redirects requests, which the operator does not follow \(HTTP \d{3}\): use the final address|no JSON object from the token endpoint"
+)
 
 
 def open_workspace(secret: Mapping[str, str] | None, settings: Settings) -> WorkspaceClient:
@@ -177,15 +184,6 @@ def _describe_code(error: Exception) -> str:
     status = next((code for code, kind in STATUS_CODE_MAPPING.items() if isinstance(error, kind)), None)
     parts = (recognize_code(error.error_code), f"HTTP {status}" if status else "")
     return ", ".join(part for part in parts if part) or "unknown error"
-
-
-# The causes that a message may show: errors of sockets and of TLS, and texts of the operator's own clients.
-_CAUSE = re.compile(
-    r"\[Errno -?\d+\] [^'\")]+|\[SSL: \w+\] [^'\"(]+|HTTP \d{3} from the token endpoint|"
-    r"the connection failed|its certificate is not trusted|its address is not valid|the connection was closed|"
-    r"the response is larger than \d+ bytes|the request failed \(\w+\)|a header contains a control character|"
-    r"the server redirects requests, which the operator does not follow \(HTTP \d{3}\): use the final address|no JSON object from the token endpoint"
-)
 
 
 def _find_cause(text: str) -> str:

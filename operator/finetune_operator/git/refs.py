@@ -94,17 +94,18 @@ class Advertisement:
             self._keep(line)
 
     def _keep(self, line: bytes) -> None:
-        """Keep a ref if it was requested. A name that ends in `^{}` refers to the commit of an annotated tag."""
+        """Keep a ref if it was requested. The line after an annotated tag repeats its name with `^{}`, for the tag's commit."""
         commit, _, ref_name = line.partition(b" ")
         if not _COMMIT.fullmatch(commit):
             raise PacketError("no ref")
         if ref_name not in self._requested:
             return
         name, at = ref_name.decode(), commit.decode()
-        tag = self.refs.get(name.removesuffix("^{}"))
-        if name.endswith("^{}"):
+        if ref_name.endswith(_PEELED):
+            tag_name = ref_name.removesuffix(_PEELED).decode()
+            tag = self.refs.get(tag_name)
             if tag:
-                self.refs[name.removesuffix("^{}")] = replace(tag, peeled=at)
+                self.refs[tag_name] = replace(tag, peeled=at)
         else:
             self.refs[name] = Ref(at, target=self._symbolic.get(name, ""))
 

@@ -53,7 +53,7 @@ class MlflowRegistry:
 
     def model(self, name: str) -> RegisteredModel | None:
         """A registered model; None when it does not exist."""
-        client = self._registry
+        client = self._registry_client
         answer = _call_or_none(partial(client.get, "registered-models/get", name=name))
         if answer is None:
             return None
@@ -64,7 +64,7 @@ class MlflowRegistry:
 
     def version(self, name: str, version: str) -> ModelVersion | None:
         """A version with its tags and the metrics of its run; None when it does not exist."""
-        client = self._registry
+        client = self._registry_client
         if int(version) > _MAX_VERSION:
             return None
         answer = _call_or_none(partial(client.get, "model-versions/get", name=name, version=version))
@@ -88,7 +88,7 @@ class MlflowRegistry:
 
     def find_version(self, name: str, run_id: str, aliases: Iterable[str]) -> RegisteredVersion | None:
         """The version that a run registered, the newest if there are several, with its tags, and which of `aliases` point at it."""
-        client = self._registry
+        client = self._registry_client
         with client.parsing_answer():
             # NB: a model's name may contain quotes, which the filter's grammar cannot express, so the names are compared here.
             versions = [
@@ -112,21 +112,21 @@ class MlflowRegistry:
 
     def set_alias(self, name: str, alias: str, version: str) -> None:
         """Point an alias at a version, regardless of where it points now."""
-        self._registry.post("registered-models/alias", name=name, alias=alias, version=version)
+        self._registry_client.post("registered-models/alias", name=name, alias=alias, version=version)
 
     def delete_alias(self, name: str, alias: str) -> None:
         """Remove an alias. Does nothing if it does not exist."""
-        client = self._registry
+        client = self._registry_client
         _call_or_none(partial(client.delete, "registered-models/alias", name=name, alias=alias))
 
     def set_tags(self, name: str, version: str, tags: Mapping[str, str]) -> None:
         """Set tags of a version."""
-        client = self._registry
+        client = self._registry_client
         for key, value in tags.items():
             client.post("model-versions/set-tag", name=name, version=version, key=key, value=value)
 
     @property
-    def _registry(self) -> Client:
+    def _registry_client(self) -> Client:
         return Client(self.registry_uri, self.credentials)
 
     def _get_run(self, run_id: str) -> Run | None:

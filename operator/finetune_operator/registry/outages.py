@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from finetune_operator.errors import UNREACHABLE, ExternalError, Problem
 
@@ -13,6 +13,13 @@ Answer = TypeVar("Answer")
 
 # Longest duration of an attempt: a login to Databricks makes three requests of at most 10 s each.
 _ATTEMPT_SECONDS = 30.0
+
+
+class _Outage(NamedTuple):
+    """Until when a server is not contacted, and why."""
+
+    until: float
+    problem: Problem
 
 
 @dataclass
@@ -28,8 +35,8 @@ class Outages:
 
     clock: Callable[[], float]
     seconds: float
-    _until: dict[Hashable, tuple[float, Problem]] = field(default_factory=dict)
-    """By server: until when it is not contacted, and why."""
+    _outages: dict[Hashable, _Outage] = field(default_factory=dict)
+    """By server."""
 
     async def ask(self, server: Hashable, call: Callable[[], Answer]) -> Answer:
         """Call a function in a thread, and return its result. During an outage of the server, raise the problem instead.
@@ -52,8 +59,8 @@ class Outages:
 
     def of(self, server: Hashable) -> Problem | None:
         """Return the reason why a server is not contacted now; None if it is contacted."""
-        until, problem = self._until.get(server, (0.0, None))
-        return problem if self.clock() < until else None
+        outage = self._outages.get(server)
+        return outage.problem if outage and self.clock() < outage.until else None
 
     def note(self, server: Hashable, problem: Problem) -> None:
         """Record an outage, if the problem is that the server cannot be reached."""
@@ -67,22 +74,25 @@ class Outages:
         problem = self.of(server)
         if problem:
             raise ExternalError(problem)
-        if server in self._until:
+        last_outage = self._outages.get(server)
+        if last_outage:
             # The outage may be over: this resource tries again, and the others still get the problem. If all tried, a server that does
             # not answer would occupy every worker.
-            self._until[server] = (self.clock() + _ATTEMPT_SECONDS, self._until[server][1])
+            self._outages[server] = last_outage._replace(until=self.clock() + _ATTEMPT_SECONDS)
         try:
             answer = await asyncio.to_thread(call)
         except BaseException as error:
-            self._until.pop(server, None)
+            self._outages.pop(server, None)
             if isinstance(error, ExternalError) and is_remembered(error.problem):
                 self._remember(server, error.problem)
             raise
-        self._until.pop(server, None)
+        self._outages.pop(server, None)
         return answer
 
     def _remember(self, server: Hashable, problem: Problem) -> None:
         now = self.clock()
         # NB: an expired entry is kept until the next problem, so that only one resource tries the server again.
-        self._until = {key: entry for key, entry in self._until.items() if now < entry[0] + _ATTEMPT_SECONDS}
-        self._until[server] = (now + self.seconds, problem)
+        self._outages = {
+            key: outage for key, outage in self._outages.items() if now < outage.until + _ATTEMPT_SECONDS
+        }
+        self._outages[server] = _Outage(now + self.seconds, problem)

@@ -78,8 +78,8 @@ class UnityRegistry:
             if body is None:
                 return None
             tags = _read_tags(body)
-            elsewhere = self._explain_foreign_run(body)
-            run = None if elsewhere else self._get_run(body.get("run_id"))
+            unread = self._explain_foreign_run(body)
+            run = None if unread else self._get_run(body.get("run_id"))
             return ModelVersion(
                 version=version,
                 ready=body.get("status", "READY") == "READY",
@@ -88,7 +88,7 @@ class UnityRegistry:
                 metrics=_read_metrics(run) | _read_model_metrics(body),
                 evaluated_on=find_eval_digest(tags, _read_run_tags(run)),
                 created=parse_milliseconds(body.get("creation_timestamp")),
-                unread=elsewhere,
+                unread=unread,
             )
 
     def find_version(self, name: str, run_id: str, aliases: Iterable[str]) -> RegisteredVersion | None:

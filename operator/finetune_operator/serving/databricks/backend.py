@@ -48,10 +48,10 @@ class DatabricksBackend:
     def configuration(self) -> object:
         """The machines or the provisioned throughput, and the environment variables of the served model."""
         options = self.spec.databricks
-        reserved = options.provisioned_throughput
-        machines = reserved.to_json() if reserved else dataclasses.asdict(resolve_workload(options))
-        machine = {name: value for name, value in machines.items() if value is not None}
-        return [machine, dict(options.environment)]
+        throughput = options.provisioned_throughput
+        fields = throughput.to_json() if throughput else dataclasses.asdict(resolve_workload(options))
+        capacity = {name: value for name, value in fields.items() if value is not None}
+        return [capacity, dict(options.environment)]
 
     @property
     def inference_table(self) -> InferenceTable | None:

@@ -27,6 +27,10 @@ log = logging.getLogger(__name__)
 
 _OWNER_TAG = "managed-by"
 _OPERATOR = "finetune-operator"
+# NB: for some changes in progress, Databricks answers not 409 but 400, as for a mistake: only the text of the answer differs.
+_UPDATE_IN_PROGRESS = re.compile(
+    r"(being|currently) updat|(update|change|deployment)( is)?( already)? in progress", re.IGNORECASE
+)
 
 
 def request_change(workspace: WorkspaceClient, spec: Serving, action: EndpointAction) -> None:
@@ -59,12 +63,6 @@ def request_change(workspace: WorkspaceClient, spec: Serving, action: EndpointAc
             raise ExternalError(Problem(ConditionReason.ENDPOINT_BUSY, busy)) from None
 
 
-# NB: for some changes in progress, Databricks answers not 409 but 400, as for a mistake: only the text of the answer differs.
-_UPDATE_IN_PROGRESS = re.compile(
-    r"(being|currently) updat|(update|change|deployment)( is)?( already)? in progress", re.IGNORECASE
-)
-
-
 def _configure(
     workspace: WorkspaceClient, name: str, options: DatabricksServing, action: ConfigureEndpoint
 ) -> None:
@@ -79,13 +77,13 @@ def _configure(
     )
     tags = [api.EndpointTag(_OWNER_TAG, _OPERATOR)]
     if throughput:
-        reserved = api.PtEndpointCoreConfig(
+        provisioned = api.PtEndpointCoreConfig(
             [build_provisioned_entity(throughput, item) for item in action.served], traffic
         )
         if action.create:
-            serving.create_provisioned_throughput_endpoint(name, reserved, tags=tags)
+            serving.create_provisioned_throughput_endpoint(name, provisioned, tags=tags)
         else:
-            serving.update_provisioned_throughput_endpoint_config(name, reserved)
+            serving.update_provisioned_throughput_endpoint_config(name, provisioned)
         return
     entities = [build_entity(options, item) for item in action.served]
     if action.create:

@@ -24,6 +24,15 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_MAX_MESSAGE_CHARS = 1000
+# Fields that a request omits if the spec does not set them: then the endpoint must not have them either.
+_OPTIONAL_FIELDS = {
+    "environment_vars",
+    "workload_size",
+    "min_provisioned_concurrency",
+    "max_provisioned_concurrency",
+}
+
 
 def read_endpoint(workspace: WorkspaceClient, spec: Serving) -> Endpoint:
     """Return the current state of the endpoint. Never raises: `problem` has the reason why it could not be read."""
@@ -114,19 +123,10 @@ def _matches_options(config: api.EndpointCoreConfigOutput | None, options: Datab
             build_provisioned_entity(throughput, item) if throughput else build_entity(options, item)
         ).as_dict()
         reported = entity.as_dict()
-        fields = set(expected) - {"name"} | (set() if throughput else _OPTIONAL_FIELDS)
+        fields = (set(expected) - {"name"}) | (set() if throughput else _OPTIONAL_FIELDS)
         if any(field in reported and reported[field] != expected.get(field) for field in fields):
             return False
     return True
-
-
-# Fields that a request omits if the spec does not set them: then the endpoint must not have them either.
-_OPTIONAL_FIELDS = {
-    "environment_vars",
-    "workload_size",
-    "min_provisioned_concurrency",
-    "max_provisioned_concurrency",
-}
 
 
 def _parse_table(gateway: api.AiGatewayConfig | None) -> InferenceTable | None:
@@ -157,7 +157,7 @@ def _describe_failure(details: api.ServingEndpointDetailed) -> str:
             if item.state and item.state.deployment in failed and item.state.deployment_state_message
         ]
         if messages:
-            return "; ".join(messages)[:1000]
+            return "; ".join(messages)[:_MAX_MESSAGE_CHARS]
     cancelled = details.state and details.state.config_update == api.EndpointStateConfigUpdate.UPDATE_CANCELED
     return (
         "the update was cancelled" if cancelled else "Databricks reports no reason: see the endpoint's events"
@@ -173,4 +173,4 @@ def _describe_recovery(config: api.EndpointCoreConfigOutput | None) -> str:
         f"version {item.entity_version} is recovering: {item.state.deployment_state_message or 'no reason reported'}"
         for item in (config.served_entities if config else None) or []
         if item.state and item.state.deployment == recovering
-    )[:1000]
+    )[:_MAX_MESSAGE_CHARS]

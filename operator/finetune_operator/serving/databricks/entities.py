@@ -64,13 +64,14 @@ def build_entity(options: DatabricksServing, item: ServedVersion) -> api.ServedE
     from databricks.sdk.service import serving as api
 
     machines = resolve_workload(options)
+    min_concurrency, max_concurrency = machines.concurrency or (None, None)
     return api.ServedEntityInput(
         name=build_entity_name(item.version),
         entity_name=item.model,
         entity_version=item.version,
         workload_size=machines.size,
-        min_provisioned_concurrency=machines.concurrency[0] if machines.concurrency else None,
-        max_provisioned_concurrency=machines.concurrency[1] if machines.concurrency else None,
+        min_provisioned_concurrency=min_concurrency,
+        max_provisioned_concurrency=max_concurrency,
         workload_type=api.ServingModelWorkloadType(machines.kind),
         scale_to_zero_enabled=machines.scale_to_zero,
         environment_vars=dict(options.environment) or None,

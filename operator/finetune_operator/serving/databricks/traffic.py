@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-_REQUESTS, _ERRORS = "request_count_total", ("request_4xx_count_total", "request_5xx_count_total")
+_REQUESTS = "request_count_total"
+_CLIENT_ERRORS, _SERVER_ERRORS = "request_4xx_count_total", "request_5xx_count_total"
 _LATENCY = "request_latency_ms"
 
 
@@ -23,14 +24,13 @@ def parse_traffic(text: str, entity: str) -> Mapping[str, float]:
     samples = [sample for sample in _parse_samples(text) if entity in sample.labels.values()]
     requests = _sum_samples(samples, _REQUESTS)
     numbers: dict[str, float] = {} if requests is None else {"request_count": requests}
-    errors = [_sum_samples(samples, name) for name in _ERRORS]
+    client_errors = _sum_samples(samples, _CLIENT_ERRORS) or 0.0
+    server_errors = _sum_samples(samples, _SERVER_ERRORS) or 0.0
     if requests:
-        numbers["error_rate"] = sum(count or 0.0 for count in errors) / requests
-        numbers["server_error_rate"] = (errors[1] or 0.0) / requests
-    latency_sum, latency_count = (
-        _sum_samples(samples, f"{_LATENCY}_sum"),
-        _sum_samples(samples, f"{_LATENCY}_count"),
-    )
+        numbers["error_rate"] = (client_errors + server_errors) / requests
+        numbers["server_error_rate"] = server_errors / requests
+    latency_sum = _sum_samples(samples, f"{_LATENCY}_sum")
+    latency_count = _sum_samples(samples, f"{_LATENCY}_count")
     if latency_sum is not None and latency_count:
         numbers["latency_ms"] = latency_sum / latency_count
     return numbers
