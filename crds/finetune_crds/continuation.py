@@ -88,12 +88,13 @@ def differences(before: Mapping[str, Any], recipe: JobRecipe) -> list[str]:
         recipe: the recipe that should continue the run.
     """
     now = settings(recipe)
+    changed_paths = _changed(before, now)
     differing = [
         _describe_change(path, before, now)
-        for path in _changed(before, now)
+        for path in changed_paths
         if path not in (GLOBAL_BATCH, ROWS_AT_ONCE) and not path.startswith(_EXAMPLE_FIELDS)
     ]
-    if ROWS_AT_ONCE in _changed(before, now):
+    if ROWS_AT_ONCE in changed_paths:
         differing.append(
             f"sequences per forward pass {before.get(ROWS_AT_ONCE)} -> {now.get(ROWS_AT_ONCE)} (training.perDeviceBatchSize x "
             "ranks; KTO estimates a divergence from them)"
@@ -146,11 +147,16 @@ def _describe_change(path: str, before: Mapping[str, Any], now: Mapping[str, Any
 def _suggest_batch(batch: int, recipe: JobRecipe) -> str:
     """Return the batch settings that give a global batch on the ranks of a recipe, with at most its perDeviceBatchSize."""
     ranks, size = recipe.distributed.ranks, recipe.training.per_device_batch_size
-    share, remainder = divmod(batch, ranks)
+    sequences_per_rank, remainder = divmod(batch, ranks)
     if remainder:
         return f"{batch} sequences do not divide evenly among {ranks} ranks, so choose a number of ranks that divides {batch}"
-    size_per_rank = max(number for number in range(1, min(size, share) + 1) if share % number == 0)
-    return f"for {ranks} ranks, set perDeviceBatchSize to {size_per_rank} and gradientAccumulation to {share // size_per_rank}"
+    new_size = max(
+        number for number in range(1, min(size, sequences_per_rank) + 1) if sequences_per_rank % number == 0
+    )
+    accumulation = sequences_per_rank // new_size
+    return (
+        f"for {ranks} ranks, set perDeviceBatchSize to {new_size} and gradientAccumulation to {accumulation}"
+    )
 
 
 def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:

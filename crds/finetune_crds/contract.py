@@ -22,7 +22,7 @@ EXIT_DATA = 65
 # Only for init containers of a job with your own command: a server did not answer, or refused the login. Such an attempt does not
 # count against runPolicy.maxRestarts.
 EXIT_UNAVAILABLE = 69
-EXIT_PREEMPTED = 75
+EXIT_PREEMPTED = 75  # the pod was told to stop
 
 RECIPE_DIRECTORY = "/etc/finetune"
 RECIPE_FILE = "recipe.yaml"

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ast
 import inspect
+import itertools
 import json
 import re
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path
 from textwrap import dedent
-from typing import Any
+from typing import Any, NamedTuple
 
 from finetune_crds import conditions
 from finetune_crds.base import API_VERSION
@@ -24,6 +25,14 @@ _BRACES = re.compile(r"\{+[^{}]*\}+")
 TROUBLESHOOTING = "../operations/troubleshooting.md"
 
 
+class _Section(NamedTuple):
+    """The section of an object: its heading, and the description and the schema of the object."""
+
+    heading: str
+    description: str
+    schema: Schema
+
+
 def field_reference(resource: type[FineTuneJob | ModelPromotion]) -> str:
     """Return the page of a kind: a section with a table of fields for each object of its spec and its status."""
     root = crd(resource, documented=True)["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
@@ -35,7 +44,7 @@ def field_reference(resource: type[FineTuneJob | ModelPromotion]) -> str:
     ]
     parts = [item for part in ("spec", "status") for item in _objects(part, root["properties"][part])]
     sections = _sections(parts, _models(resource))
-    targets = {key: heading for key, (heading, _, _) in sections.items()}
+    targets = {key: section.heading for key, section in sections.items()}
     for heading, description, schema in sections.values():
         lines += [f"## {heading}", description, _table(schema, targets), *_rules(schema)]
     return HEADER.format(source="crds/finetune_crds") + "\n\n".join(lines) + "\n"
@@ -50,10 +59,8 @@ def _objects(path: str, schema: Schema) -> Iterator[tuple[str, Schema]]:
             yield from _objects(f"{path}.{name}{suffix}", nested)
 
 
-def _sections(
-    parts: Sequence[tuple[str, Schema]], models: dict[str, tuple[str, str]]
-) -> dict[str, tuple[str, str, Schema]]:
-    """Return the heading, description and schema of each section, by the identity of its object.
+def _sections(parts: Sequence[tuple[str, Schema]], models: dict[str, tuple[str, str]]) -> dict[str, _Section]:
+    """Return the sections, by the identity of their objects.
 
     An object that occurs in several places of the spec, or of the status, gets one section at the end, under the name of its
     model. An object that occurs once in the spec and once in the status gets one section, at its place in the spec.
@@ -61,17 +68,18 @@ def _sections(
     places: dict[str, list[str]] = {}
     for path, schema in parts:
         places.setdefault(_identity(schema), []).append(path)
-    single_sections: dict[str, tuple[str, str, Schema]] = {}
-    shared: dict[str, tuple[str, str, Schema]] = {}
+    single_sections: dict[str, _Section] = {}
+    shared_sections: dict[str, _Section] = {}
     for path, schema in parts:
         key = _identity(schema)
         roots = [place.partition(".")[0] for place in places[key]]
         # At most once in the spec, and at most once in the status.
         if len(set(roots)) == len(roots):
-            single_sections.setdefault(key, (path, schema["description"], schema))
+            single_sections.setdefault(key, _Section(path, schema["description"], schema))
         else:
-            shared[key] = (*models[key], schema)
-    return single_sections | dict(sorted(shared.items(), key=lambda item: item[1][0]))
+            shared_sections[key] = _Section(*models[key], schema)
+    sorted_keys = sorted(shared_sections, key=lambda key: shared_sections[key].heading)
+    return single_sections | {key: shared_sections[key] for key in sorted_keys}
 
 
 def _models(resource: type[FineTuneJob | ModelPromotion]) -> dict[str, tuple[str, str]]:
@@ -255,16 +263,12 @@ def _leading_comment(text: str) -> list[str]:
 
 def _prose(comment: list[str]) -> list[str]:
     """Return the paragraphs of a comment. Indented lines of the comment are commands."""
-    blocks: list[tuple[bool, list[str]]] = []
-    for line in comment:
-        command = line.startswith("  ")
-        if not blocks or blocks[-1][0] != command:
-            blocks.append((command, []))
-        blocks[-1][1].append(line.strip())
-    return [
-        "```console\n" + "\n".join(f"$ {line}" for line in lines) + "\n```" if command else "\n".join(lines)
-        for command, lines in blocks
-    ]
+    paragraphs = []
+    for is_command, block in itertools.groupby(comment, key=lambda line: line.startswith("  ")):
+        lines = [line.strip() for line in block]
+        commands = "\n".join(f"$ {line}" for line in lines)
+        paragraphs.append(f"```console\n{commands}\n```" if is_command else "\n".join(lines))
+    return paragraphs
 
 
 def pages() -> dict[str, str]:

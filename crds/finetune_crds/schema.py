@@ -77,8 +77,9 @@ def structural(schema: Schema, definitions: Schema | None = None) -> Schema:
     definitions = definitions or schema.get("$defs", {})
     schema = {key: value for key, value in schema.items() if key not in ("title", "$defs")}
     if "$ref" in schema:
-        target = definitions[schema.pop("$ref").rsplit("/", 1)[1]]
-        schema = {key: value for key, value in target.items() if key != "title"} | schema
+        _, _, model_name = schema.pop("$ref").rpartition("/")
+        model = definitions[model_name]
+        schema = {key: value for key, value in model.items() if key != "title"} | schema
     schema = _openapi_bounds(_collapse_optional(schema))
     # An optional model: its reference was a choice of `anyOf`.
     if "$ref" in schema:
