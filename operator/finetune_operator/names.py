@@ -10,6 +10,7 @@ FIELD_MANAGER = "finetune-operator"
 FINALIZER = (
     f"{GROUP}/remove-alias"  # the operator: a ModelPromotion that removes its alias when it is deleted
 )
+RUN_FINALIZER = f"{GROUP}/cancel-run"  # the operator: a FineTuneJob whose Databricks run may be active
 
 # Tags of a promoted version; written by the operator, read by people.
 TAG_PROMOTED_ALIAS = "promoted_alias"
@@ -17,8 +18,6 @@ TAG_PROMOTED_BY = "promoted_by"
 TAG_PROMOTED_AT = "promoted_at"
 TAG_PROMOTED_FROM = "promoted_from"  # the version that the alias pointed at before
 TAG_PROMOTED_GATES = "promoted_gates"  # digest of the gates that it passed
-
-RUN_FINALIZER = f"{GROUP}/cancel-run"  # the operator: a FineTuneJob whose Databricks run may be active
 
 LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"  # people
 LABEL_JOB = "finetune.dev/job"  # people: kubectl logs -l finetune.dev/job=NAME

@@ -27,11 +27,7 @@ class Owner(NamedTuple):
 
 
 def find_owner(kind: str, body: Json) -> Owner | None:
-    """The Job that controls a pod, or the FineTuneJob that controls another child; None for an object without such a controller.
-
-    Args:
-        kind: the kind of the object. Only Pod makes a difference, so "Job" stands for every other kind.
-    """
+    """The Job that controls an object of kind Pod, or the FineTuneJob that controls an object of any other kind; None without either."""
     controller_kind = ("batch", "Job") if kind == "Pod" else (GROUP, "FineTuneJob")
     reference = _controller(body)
     if (

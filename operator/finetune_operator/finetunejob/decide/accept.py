@@ -86,6 +86,7 @@ def _record_acceptance(draft: Draft) -> None:
             "workspace itself"
         )
     before = draft.condition(ConditionType.ACCEPTED)
+    # A condition that would say the same stays as it is, with the generation at which it was set.
     if before is None or (before.status, before.reason, before.message) != ("True", reason, message):
         draft.set(ConditionType.ACCEPTED, True, reason, message)
 

@@ -78,10 +78,7 @@ def _is_on_node(pod: Json) -> bool:
 
 
 def _find_end(draft: Draft, since: datetime) -> datetime:
-    """Return the end of a wait that began at `since`: when a node first started a pod after that, or now if none did.
-
-    NB: if the operator was down, the wait ended long before this pass.
-    """
+    """Return when a wait ended: the first start of a pod on a node after `since`, else now. This pass may be late, if the operator was down."""
     starts = [pod.get("status", {}).get("startTime") for pod in draft.observed.pods]
     later_starts = [start for text in starts if text and (start := datetime.fromisoformat(text)) >= since]
     return min([*later_starts, draft.now])

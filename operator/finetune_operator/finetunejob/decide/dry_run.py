@@ -131,10 +131,7 @@ def _controller(draft: Draft) -> Json:
 
 
 def _record(draft: Draft, answer: DryRunAnswer) -> Condition | None:
-    """Record the answer in the status, and return its condition.
-
-    For a job without a preparation, the status keeps only what blocks it: its pods report everything else.
-    """
+    """Record the answer, and return its condition. Without a preparation, the status keeps only what blocks the job: pods report the rest."""
     message = f"{answer.message}{_remedy(draft, answer)}"
     draft.set(ConditionType.PODS_ADMITTED, answer.admitted, answer.reason, message)
     pods_admitted = draft.condition(ConditionType.PODS_ADMITTED)

@@ -96,12 +96,12 @@ def _is_progressing(holder: Json, now: datetime) -> bool:
     prepared = conditions.get(ConditionType.PREPARED, {})
     if prepared.get("status") == "True":
         return True
-    ended = (ConditionType.FAILED, ConditionType.STALLED)
+    stopped = (ConditionType.FAILED, ConditionType.STALLED)
     healthy = conditions.get(ConditionType.PODS_HEALTHY, {})
     return not (
         is_being_deleted(holder)
         or holder["spec"].get("suspend")
-        or any(conditions.get(kind, {}).get("status") == "True" for kind in ended)
+        or any(conditions.get(kind, {}).get("status") == "True" for kind in stopped)
         or (prepared and prepared["reason"] not in _WORKING_REASONS)
         or (healthy.get("status") == "False" and _is_stuck(healthy, now))
     )

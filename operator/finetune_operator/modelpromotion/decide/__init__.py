@@ -66,10 +66,7 @@ def decide(promotion: Promotion, observed: Observed, now: datetime, settings: Se
 
 
 def _serve(draft: Draft) -> None:
-    """Make the endpoint follow the alias, regardless of the candidate.
-
-    While the alias moves or has drifted, `hold` only rolls back a failed rollout of the endpoint.
-    """
+    """Make the endpoint follow the alias, regardless of the candidate. While the alias moves or has drifted, only roll back a failed rollout."""
     promotion = draft.promotion
     if promotion.spec is None:
         # Keep the status of the endpoint: it applies again once the spec can be read.

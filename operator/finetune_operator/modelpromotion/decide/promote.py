@@ -14,6 +14,8 @@ from finetune_operator.policy.result import Continue, Outcome, Stop
 
 # A version that lost the alias for one of these reasons is judged again. NB: the number of a deleted version may be used again.
 _LOSS_REASONS: tuple[MoveReason, ...] = ("Withdrawn", "RolledBack", "VersionDeleted")
+# After a move for one of these reasons, its message does not explain why the alias stays at the candidate.
+_OUTDATED_REASONS: tuple[MoveReason, ...] = ("RolledBack", "Overtaken", "VersionDeleted")
 
 
 def withdraw(draft: Draft) -> Outcome:
@@ -65,11 +67,7 @@ def settle(draft: Draft) -> Outcome:
         draft.update(gates=None)
         draft.unset(ConditionType.GATES_PASSED)
     last = next(iter(draft.status.history), None)
-    if (
-        last is None
-        or last.to_version != draft.holder
-        or last.reason in ("RolledBack", "Overtaken", "VersionDeleted")
-    ):
+    if last is None or last.to_version != draft.holder or last.reason in _OUTDATED_REASONS:
         message = f"alias {draft.spec.alias} is at version {draft.holder}, the candidate"
         draft.set(ConditionType.PROMOTED, True, ConditionReason.IN_PLACE, message)
     else:

@@ -12,10 +12,7 @@ from finetune_operator.policy.result import Continue, Outcome, Stop
 
 
 def resolve_candidate(draft: Draft) -> Outcome:
-    """Set the candidate, or report what the source waits for. The pass always continues.
-
-    While the source names no version, the last candidate stays: see `require_candidate`.
-    """
+    """Set the candidate, or report what the source waits for; until it names a version, the last candidate stays. Always continues the pass."""
     spec, observed = draft.spec, draft.observed
     version = named_version(spec, observed)
     if observed.model is None:
