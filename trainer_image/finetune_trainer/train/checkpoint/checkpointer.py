@@ -101,7 +101,7 @@ class Checkpointer:
         self._stager = build_stager(pinned=world.device.type == "cuda")
         self._in_flight: Future[None] | None = None
         self._resume_point: ResumePoint | None = None
-        # The saves that this attempt may read: of the newest checkpoint, and of the best one.
+        # By step, the saves that this attempt may read: those of the resume point, and those that it published.
         self._saves: dict[int, Save] = {}
 
     def find_newest(self) -> Progress | None:
@@ -230,10 +230,8 @@ class Checkpointer:
         """Say what to do if the checkpoint is damaged."""
         if self._is_foreign(step):
             return "set checkpoint.resumeFrom to another checkpoint"
-        first = "the start" if newest.locate_resume_from(self._recipe) is None else "checkpoint.resumeFrom"
-        return (
-            f"delete this folder to resume from an older checkpoint, or from {first} if no older one exists"
-        )
+        fallback = "the start" if newest.locate_resume_from(self._recipe) is None else "checkpoint.resumeFrom"
+        return f"delete this folder to resume from an older checkpoint, or from {fallback} if no older one exists"
 
     def _explain_start_over(self, step: int) -> str:
         """Say how to train without the checkpoint."""
@@ -276,9 +274,10 @@ class Checkpointer:
             recipe=self._recipe.digest(),
             best_step=best_step,
             best_step_loss=progress.best_eval_loss if best else self.best_step_loss,
-            best_in=""
-            if best_step is None or best_step == progress.step or not self._is_foreign(best_step)
-            else self._saves[best_step].folder,
+            # This save is in the job's own folder, even if another job's save of the same step was read.
+            best_in=self._saves[best_step].folder
+            if best_step is not None and best_step != progress.step and self._is_foreign(best_step)
+            else "",
         )
         state = None if is_written else get_training_state(model, optimizers)
         if wait or not self._asynchronous:

@@ -80,11 +80,13 @@ class CheckpointFolder:
 
     @property
     def _files(self) -> AbstractFileSystem:
-        return self._place[0]
+        files, _path = self._place
+        return files
 
     @property
     def _path(self) -> str:
-        return self._place[1]
+        _files, path = self._place
+        return path
 
     def list_saves(self, only: int | None = None) -> list[Save]:
         """Return all saves, or those of one step, complete or not, the oldest first."""
@@ -124,15 +126,17 @@ class CheckpointFolder:
             DamagedError: each complete save has an unreadable marker, or a file that is missing or has another size.
             FileNotFoundError: the checkpoint has no complete save.
         """
-        damage: DamagedError | None = None
+        newest_damage: DamagedError | None = None
         for save in reversed(self._list_saves_of(step)):
             try:
                 return self._read(save), save
             except DamagedError as error:
-                damage = damage or error
+                newest_damage = newest_damage or error
             except FileNotFoundError:
                 continue
-        raise damage or FileNotFoundError(f"{contract.checkpoint_uri(self.uri, step)} has no file {MARKER}")
+        raise newest_damage or FileNotFoundError(
+            f"{contract.checkpoint_uri(self.uri, step)} has no file {MARKER}"
+        )
 
     def remove(self, saves: Iterable[Save]) -> None:
         """Delete saves, each marker first, and the folders of steps that are then empty."""

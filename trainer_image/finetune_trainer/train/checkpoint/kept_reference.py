@@ -67,7 +67,7 @@ class KeptReference:
             self._write(split)
 
     def _read(self, examples: Examples) -> np.ndarray | None:
-        # NB: a run of less than an epoch has computed only what it needed, and left 0 for the rest.
+        # NB: an attempt computes only what its steps need, and leaves 0 for the rest.
         needed = np.array([example for row in examples.sequences for example in row], np.int64)
         for folder in self._folders:
             reference = self._read_in(folder, examples.split)
@@ -94,7 +94,6 @@ class KeptReference:
 
     def _write(self, split: Split) -> None:
         assert split.reference is not None  # noqa: S101 - it was just computed
-        # NB: an attempt computes only what its steps need, and leaves 0 for the rest.
         reference, computed = split.reference, split.reference.any(axis=1, keepdims=True)
         stored = None if computed.all() else self._read_in(self._folder, split)
         if stored is not None:

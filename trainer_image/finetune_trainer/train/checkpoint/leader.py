@@ -35,11 +35,11 @@ def run_on_leader(call: Callable[[], None], world: World, group: dist.ProcessGro
             unexpected = error if storage_error is None else None
     shared = [storage_error, superseded, None if unexpected is None else repr(unexpected)]
     dist.broadcast_object_list(shared, src=0, group=group)
-    storage_error, superseded, other_error = shared
+    storage_error, superseded, unexpected_text = shared
     if superseded is not None:
         raise SupersededError(superseded)
     if unexpected is not None:
         raise unexpected
-    if other_error is not None:
-        raise TrainingError("CheckpointFailed", f"rank 0 failed at a checkpoint: {other_error}", rank=0)
+    if unexpected_text is not None:
+        raise TrainingError("CheckpointFailed", f"rank 0 failed at a checkpoint: {unexpected_text}", rank=0)
     return None if storage_error is None else f"rank 0: {storage_error}"

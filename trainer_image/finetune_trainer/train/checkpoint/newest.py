@@ -110,8 +110,9 @@ def _find_newest_in(
                 print(f"{sentence}: using the older checkpoint of step {step}", flush=True)
             return Progress.of(marker.progress), marker, save
     if damaged:
+        newest_damage, *_ = damaged
         raise RecipeRefusedError(
-            f"{damaged[0]} and there is no older checkpoint: restore its files, or {remedy}",
+            f"{newest_damage} and there is no older checkpoint: restore its files, or {remedy}",
             reason="CheckpointDamaged",
         )
     return None
@@ -119,8 +120,9 @@ def _find_newest_in(
 
 def _check_settings(uri: str, progress: Progress, marker: Marker, recipe: Recipe, remedy: str) -> None:
     """Check that the recipe may resume from a checkpoint."""
-    changes = differences(marker.settings, recipe)
-    if not marker.settings:
+    if marker.settings:
+        changes = differences(marker.settings, recipe)
+    else:
         digest = recipe.digest()
         change = f"recipe {progress.recipe} -> {digest} (written by an earlier release, which recorded only the digest)"
         changes = [] if progress.recipe == digest else [change]
@@ -134,8 +136,10 @@ def _check_settings(uri: str, progress: Progress, marker: Marker, recipe: Recipe
 def _choose_data_version(recipe: Recipe, progress: Progress, marker: Marker) -> int | None:
     """Return the version of the splits in the recipe, or else the one that the earlier run read from the same table."""
     splits = recipe.data.splits
-    if splits is None or splits.version is not None:
-        return splits.version if splits else None
+    if splits is None:
+        return None
+    if splits.version is not None:
+        return splits.version
     return progress.data_version if marker.settings.get("data.splits.path") == splits.path else None
 
 

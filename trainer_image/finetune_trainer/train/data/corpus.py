@@ -50,7 +50,8 @@ class Corpus:
 
     def summary(self, recipe: Recipe) -> str:
         """Describe the examples and the steps in one line."""
-        sequences, plan = len(self.plan.sequences), self.plan
+        plan = self.plan
+        sequences = len(plan.sequences)
         full = (
             f" ({self.tokens / (sequences * row_tokens(recipe)):.0%} full)" if recipe.training.packing else ""
         )

@@ -34,7 +34,7 @@ def open_table(splits: Splits) -> Any:
             "MissingTable", f"data.splits.path {splits.path} is not a Delta table: correct the path"
         ) from error
     except Exception as error:
-        # NB: only a DeltaError: an OSError comes from the object store, and may quote XML, which begins with the version of XML.
+        # NB: only a DeltaError: an OSError comes from the object store, and may quote XML, which begins with an XML version.
         if splits.version is not None and isinstance(error, DeltaError) and "version" in str(error).lower():
             raise DataError(
                 "MissingVersion",
@@ -81,7 +81,7 @@ def read_rows(
     check_columns(dataset.schema, [SPLIT_COLUMN, *columns], table, label)
     for fragment in dataset.get_fragments(filter=ds.field(SPLIT_COLUMN) == name):
         where = f"{fragment.path} of {table}"
-        # Columns of the table that the file lacks: partition values, and null for columns that were added later.
+        # Each column that the file lacks is either a partition column, or was added later and is null.
         partition = ds.get_partition_keys(fragment.partition_expression)
         absent = {column: partition.get(column) for column in columns}
         batches = read_batches(

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 WEIGHED = "with weights"
 """The counter of rows with the field that data.columns.messageWeight names."""
-# Counters, and the suffix of the metric of each.
+# The counters, each with the suffix of its metric.
 _METRIC_SUFFIXES = {
     "read": "rows_read",
     "kept": "rows_kept",
@@ -137,7 +137,7 @@ class Encoder:
 
     def summary(self) -> str:
         """Return the counts of the last split as text."""
-        return ", ".join(f"{number:,} {what}" for what, number in self.counts.items())
+        return ", ".join(f"{count:,} {counter}" for counter, count in self.counts.items())
 
     def suggest_remedy(self) -> str:
         """Return what to do if all rows of the last split were dropped."""
@@ -155,7 +155,10 @@ class Encoder:
 
     def metrics(self, split_name: str) -> dict[str, float]:
         """Return the counts of the last split by metric, such as train_rows_kept."""
-        return {f"{split_name}_{name}": float(self.counts[what]) for what, name in _METRIC_SUFFIXES.items()}
+        return {
+            f"{split_name}_{suffix}": float(self.counts[counter])
+            for counter, suffix in _METRIC_SUFFIXES.items()
+        }
 
     def _apply_truncation(self, documents: tuple[Document, ...]) -> tuple[Document, ...] | None:
         """Apply training.truncation; None: the example is dropped."""

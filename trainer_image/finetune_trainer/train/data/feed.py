@@ -93,7 +93,11 @@ class Feed:
 
     def _take_prefetched(self, step: int) -> list[pack.Batch]:
         ahead, self._ahead = self._ahead, None
-        return ahead[1].result() if ahead is not None and ahead[0] == step else self._collate_step(step)
+        if ahead is not None:
+            prefetched_step, batches = ahead
+            if prefetched_step == step:
+                return batches.result()
+        return self._collate_step(step)
 
     def _collate_step(self, step: int) -> list[pack.Batch]:
         rows = Examples(self._split, self._plan.of_step(step))

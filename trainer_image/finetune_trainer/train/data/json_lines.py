@@ -42,17 +42,17 @@ def read_rows(
         while batch := list(islice(rows, split_columns.BATCH_ROWS)):
             names = dict.fromkeys(name for row in batch for name in row)
             check_names([name for name in columns if name not in may_be_null], columns, names, where)
-            texts: Rows = {}
+            converted: Rows = {}
             for column in columns:
-                texts[column] = values = [
+                converted[column] = values = [
                     _convert_value(row.get(column), is_label=column == label) for row in batch
                 ]
                 if None in values and column not in may_be_null:
                     raise null_value_error(column, where)
                 present_values = (value for value in values if value is not None)
-                readable = str | bool | int if column == label else str | list
+                readable_types = str | bool | int if column == label else str | list
                 unreadable_value = next(
-                    (value for value in present_values if not isinstance(value, readable)), None
+                    (value for value in present_values if not isinstance(value, readable_types)), None
                 )
                 if unreadable_value is not None:
                     kind = (
@@ -61,7 +61,7 @@ def read_rows(
                         else plain_text.name_type(unreadable_value)
                     )
                     raise column_type_error(column, where, kind, label)
-            yield texts
+            yield converted
 
 
 def infer_columns(files: AbstractFileSystem, paths: list[str]) -> list[Column]:

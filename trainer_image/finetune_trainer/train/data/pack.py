@@ -155,8 +155,8 @@ class Plan:
 
     def _sequence_at(self, position: int) -> int:
         """Return the sequence at a position of the plan."""
-        epoch, at = divmod(position, len(self.sequences))
-        return int(self.order(epoch)[at])
+        epoch, position_in_epoch = divmod(position, len(self.sequences))
+        return int(self.order(epoch)[position_in_epoch])
 
     def of_step(self, step: int) -> list[Sequence[int]]:
         """Return the sequences of a step, from 0."""

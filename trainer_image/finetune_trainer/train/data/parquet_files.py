@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 def find_columns(files: AbstractFileSystem, paths: list[str], columns: set[str]) -> set[str]:
     """Return the optional columns that at least one Parquet file has; the other files may lack them."""
-    # If there is one file, a column that it lacks is missing, even if the column is optional.
+    # A column that the only file lacks is reported as missing, even if the column is optional.
     if len(paths) == 1 or not columns:
         return set()
     return columns & {name for schema in read_schemas(files, paths) for name in schema.names}
@@ -90,10 +90,11 @@ def read_batches(
         constants = {name: value for name, value in (absent or {}).items() if name not in file_columns}
         # Absent columns are allowed here, but not columns whose names differ only in case.
         check_names([], columns, file_columns, where)
-        check_columns(parquet.schema_arrow, [name for name in columns if name not in constants], where, label)
+        stored_columns = [name for name in columns if name not in constants]
+        check_columns(parquet.schema_arrow, stored_columns, where, label)
         _check_codecs(parquet.metadata, columns, where)
         is_filtered = only is not None and SPLIT_COLUMN in file_columns
-        read_columns = [name for name in columns if name not in constants] + [SPLIT_COLUMN] * is_filtered
+        read_columns = [*stored_columns, SPLIT_COLUMN] if is_filtered else stored_columns
         for batch in parquet.iter_batches(split_columns.BATCH_ROWS, columns=read_columns):
             rows = batch.filter(pc.equal(batch.column(SPLIT_COLUMN), only)) if is_filtered else batch
             arrays = [

@@ -40,7 +40,10 @@ def find_place(splits: Splits, name: str, number: int) -> str | None:
     """Return the place of a row of a split, by its number from 0 in the order of `read.read`; None if there are fewer."""
     places = _list_places_in_table(splits, name) if splits.type == "Delta" else _list_places(splits, name)
     place = next(islice(places, number, None), None)
-    return None if place is None else describe_place(*place, splits.type)
+    if place is None:
+        return None
+    number_in_file, where = place
+    return describe_place(number_in_file, where, splits.type)
 
 
 def _list_places(splits: Splits, name: str) -> Iterator[tuple[int, str]]:

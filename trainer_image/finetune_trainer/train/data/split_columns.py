@@ -100,23 +100,23 @@ def _name_type(kind: pa.DataType) -> str:
     """Return the name of a type that training cannot read, as `explain_type` expects it."""
     import pyarrow as pa
 
-    is_kind = pa.types
+    types = pa.types
     names = {
         BYTES: any(
             (
-                is_kind.is_binary(kind),
-                is_kind.is_large_binary(kind),
-                is_kind.is_binary_view(kind),
-                is_kind.is_fixed_size_binary(kind),
+                types.is_binary(kind),
+                types.is_large_binary(kind),
+                types.is_binary_view(kind),
+                types.is_fixed_size_binary(kind),
             )
         ),
-        HALF_FLOATS: is_kind.is_float16(kind),
-        LONG_DECIMALS: is_kind.is_decimal(kind),
-        TIMES_OF_DAY: is_kind.is_time(kind),
-        MAPS: is_kind.is_map(kind),
-        STRUCTURES: is_kind.is_struct(kind),
+        HALF_FLOATS: types.is_float16(kind),
+        LONG_DECIMALS: types.is_decimal(kind),
+        TIMES_OF_DAY: types.is_time(kind),
+        MAPS: types.is_map(kind),
+        STRUCTURES: types.is_struct(kind),
     }
-    return next((name for name, is_it in names.items() if is_it), str(kind))
+    return next((name for name, matches in names.items() if matches), str(kind))
 
 
 def null_value_error(column: str, where: str) -> DataError:

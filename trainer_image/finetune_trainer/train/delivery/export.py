@@ -126,24 +126,26 @@ def write(
         flavor |= {"model_binary": MODEL, "source_model_name": base.uri if base else recipe.model.base}
     else:
         _write_adapter(model, state, folder / ADAPTER, base)
-        name = model.peft_config["default"].base_model_name_or_path
+        base_name = model.peft_config["default"].base_model_name_or_path
         if recipe.method.export == "Merged":
-            new = NewTokens.of(recipe.model, tokenizer)
-            merge.merge_into_base(source, folder / ADAPTER, recipe.model, folder / MODEL, new_tokens=new)
-            flavor |= {"model_binary": MODEL, "source_model_name": name}
+            new_tokens = NewTokens.of(recipe.model, tokenizer)
+            merge.merge_into_base(
+                source, folder / ADAPTER, recipe.model, folder / MODEL, new_tokens=new_tokens
+            )
+            flavor |= {"model_binary": MODEL, "source_model_name": base_name}
         elif base is not None and has_external_base(recipe):
             base_reference.write_reference(base, folder / ADAPTER)
             flavor |= {"peft_adaptor": ADAPTER, **_build_base_reference(base, source, recipe, tokenizer)}
         else:
             merge.copy_base(source, recipe.model, folder / MODEL)
-            flavor |= {"peft_adaptor": ADAPTER, "model_binary": MODEL, "source_model_name": name}
-    for weights in (folder / MODEL, folder / ADAPTER):
-        if weights.is_dir():
-            tokenizer.save_pretrained(weights)
+            flavor |= {"peft_adaptor": ADAPTER, "model_binary": MODEL, "source_model_name": base_name}
+    for weights_folder in (folder / MODEL, folder / ADAPTER):
+        if weights_folder.is_dir():
+            tokenizer.save_pretrained(weights_folder)
             # NB: an adapter has no generation config, and its base may have other stop tokens.
-            if stops != base_stops or weights.name == ADAPTER:
-                _write_stops(weights, stops, source)
-            (weights / "README.md").write_text(render_model_card(lineage), encoding="utf-8")
+            if stops != base_stops or weights_folder.name == ADAPTER:
+                _write_stops(weights_folder, stops, source)
+            (weights_folder / "README.md").write_text(render_model_card(lineage), encoding="utf-8")
     flavor["pipeline_model_type"] = _architecture(model)
     model_signature = signature.infer_signature(examples) if _has_signature(recipe) else None
     _write_mlmodel(
@@ -177,8 +179,9 @@ def _align_stops(tokenizer: PreTrainedTokenizerBase, base_stops: list[int], *, c
 
 def _write_stops(folder: Path, stops: list[int], source: Path) -> None:
     """Set the stop tokens in the generation config of the folder, or else in a copy of the base's generation config."""
-    files = [path / GENERATION_CONFIG for path in (folder, source) if (path / GENERATION_CONFIG).exists()]
-    config = json.loads(files[0].read_text(encoding="utf-8")) if files else {}
+    files = (path / GENERATION_CONFIG for path in (folder, source))
+    file = next((file for file in files if file.exists()), None)
+    config = json.loads(file.read_text(encoding="utf-8")) if file else {}
     text = json.dumps(config | {"eos_token_id": stops}, indent=2) + "\n"
     (folder / GENERATION_CONFIG).write_text(text, encoding="utf-8")
 

@@ -306,7 +306,7 @@ def build_metadata(lineage: Lineage) -> dict[str, object]:
 def render_model_card(lineage: Lineage) -> str:
     """Render the README of the model: its origin, its method and its evaluation."""
     recipe, result, splits = lineage.recipe, lineage.result, lineage.splits
-    source = str(splits.train) if splits.path is None else f"{splits.path} version {splits.version}"
+    location = str(splits.train) if splits.path is None else f"{splits.path} version {splits.version}"
     metrics = {
         "Evaluation loss before training": result.base_eval_loss,
         "Evaluation loss": result.eval_loss,
@@ -321,14 +321,17 @@ def render_model_card(lineage: Lineage) -> str:
     sections = (
         f"{head}base_model: {recipe.model.base}\n---\n# {name}\n",
         f"{recipe.model.base}, fine-tuned ({recipe.method.type}, {recipe.objective.type}) by the FineTuneJob "
-        f"{recipe.job.namespace}/{recipe.job.name}: {steps} on {source}{resumed}.\n",
+        f"{recipe.job.namespace}/{recipe.job.name}: {steps} on {location}{resumed}.\n",
         _render_table(
             "", ("", ""), [(name, f"{value:.4f}") for name, value in metrics.items() if value is not None]
         ),
         _render_table(
             "## Data\n\n",
             ("Split", "Examples", "Tokens"),
-            [(split, f"{used.examples:,}", f"{used.tokens:,}") for split, used in lineage.counts.items()],
+            [
+                (split, f"{counts.examples:,}", f"{counts.tokens:,}")
+                for split, counts in lineage.counts.items()
+            ],
         ),
         _render_table(
             "## Method\n\n",

@@ -55,7 +55,9 @@ class Kto(ReferenceObjective):
         gains, mismatched_gains = compute_gains(answers, batch).unbind(dim=1)
         divergence = _average_over_ranks(mismatched_gains).clamp(min=0)
         good = batch.labels.float()
-        sign, weight = 2 * good - 1, good * self.weights[0] + (1 - good) * self.weights[1]
+        sign = 2 * good - 1
+        good_weight, bad_weight = self.weights
+        weight = good * good_weight + (1 - good) * bad_weight
         value = torch.sigmoid(sign * self.beta * (gains - divergence))
         slope = -weight * sign * self.beta * value * (1 - value)
         loss = answers.with_gradient(

@@ -47,7 +47,7 @@ class Orpo(AnswerObjective):
         ratios = log_odds[:, 0] - log_odds[:, 1]
         losses = -means[:, 0] - self.weight * functional.logsigmoid(ratios)
         # The derivative of log odds(x) is 1 / (1 - p).
-        slopes = self.weight * torch.sigmoid(-ratios)[:, None] / complements
-        slopes = torch.stack([-1 - slopes[:, 0], slopes[:, 1]], dim=-1) / lengths
+        odds_slopes = self.weight * torch.sigmoid(-ratios)[:, None] / complements
+        slopes = torch.stack([-1 - odds_slopes[:, 0], odds_slopes[:, 1]], dim=-1) / lengths
         loss = answers.with_gradient(losses.sum(), slopes)
         return loss, sum_pair_metrics(self.weight * (means[:, 0] - means[:, 1]))
