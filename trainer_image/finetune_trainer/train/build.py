@@ -96,6 +96,7 @@ def build_network(
         RecipeRefusedError: a model cannot be loaded or adapted, does not fit into memory, or its logits in training differ from those in transformers.
     """
     quantized = recipe.method.type == "QLoRA"
+    # With Continue, model.base is an adapter, which names its own base.
     base = (adapter_source.adapter_of if adapter_source else None) or recipe.model.base
     model = world.agree(lambda: load.build_skeleton(recipe, source, world))
     new = NewTokens.of(recipe.model, tokenizer)

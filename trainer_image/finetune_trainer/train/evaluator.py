@@ -71,7 +71,7 @@ class Evaluator:
         return math.exp(min(loss, _MAX_EXPONENT)) if self._network.objective.cross_entropy else None
 
     def is_due(self, progress: Progress, max_steps: int) -> bool:
-        """Whether to evaluate after this step: once every evalEverySteps, except after the last step: `Loop` always evaluates the end."""
+        """Whether to evaluate after this step, one of every evalEverySteps; not after the last one, which `Loop` always evaluates."""
         step, every = progress.step, self._training.eval_every_steps
         if not self.enabled or every is None or step % every or step == max_steps:
             return False
@@ -115,11 +115,11 @@ class Evaluator:
         if self._training.select != "Best":
             return loss, None
         # NB: not progress.best_eval_loss: the storage may have failed when those weights were saved.
-        step, best = checkpointer.best_step, checkpointer.best_step_loss
-        if step is None or best is None or best >= loss:
+        step, best_loss = checkpointer.best_step, checkpointer.best_step_loss
+        if step is None or best_loss is None or best_loss >= loss:
             self._world.say(f"keeping the last weights, with loss {loss:.4f}: no saved checkpoint is better")
             return loss, None
         checkpointer.load_weights(step, self._network.model)
-        loaded = self.compute_loss(before_batch)
-        self._world.say(f"loaded the best weights, of step {step}: loss {loaded:.4f}")
-        return loaded, step
+        loaded_loss = self.compute_loss(before_batch)
+        self._world.say(f"loaded the best weights, of step {step}: loss {loaded_loss:.4f}")
+        return loaded_loss, step

@@ -47,7 +47,7 @@ _SMALL_SIZES = {
 
 
 def count_graphs(recipe: Recipe, source: Path, card: Card) -> tuple[int, int]:
-    """Return the number of graphs over 20 packs of different lengths, and the number of kinds of layers.
+    """Return the number of graphs over `_PACKS` packs of different lengths, and the number of kinds of layers.
 
     Args:
         recipe: the recipe.
@@ -105,10 +105,10 @@ def _choose_recomputation(recipe: Recipe) -> Recomputation:
 def _write_small_config(source: Path, to: Path) -> None:
     config = json.loads((source / "config.json").read_text(encoding="utf-8"))
     sizes = {name: size for name, size in _SMALL_SIZES.items() if name in config}
-    heads, keys = config.get("num_attention_heads"), config.get("num_key_value_heads")
+    heads, key_value_heads = config.get("num_attention_heads"), config.get("num_key_value_heads")
     # Grouped-query attention stays grouped.
-    if keys is not None:
-        sizes["num_key_value_heads"] = 4 if keys == heads else 2
+    if key_value_heads is not None:
+        sizes["num_key_value_heads"] = 4 if key_value_heads == heads else 2
     kinds = config.get("layer_types")
     # Enough layers to contain each kind, and at least two.
     layers = 2 if not kinds else max(2, *(kinds.index(kind) + 1 for kind in kinds))

@@ -77,8 +77,8 @@ def launch() -> TerminationMessage | None:
         set_defaults(os.environ, max(1, count_cpus() // gang.processes))
         _choose_device(recipe, gang, Path(folder))
         _run_workers(gang, recipe, Path(folder))
-        first = scratch.read_outcome(Path(folder), 0)
-        return first.message if first is not None else None
+        outcome = scratch.read_outcome(Path(folder), rank=0)
+        return outcome.message if outcome is not None else None
 
 
 def set_defaults(environment: MutableMapping[str, str], threads: int) -> None:

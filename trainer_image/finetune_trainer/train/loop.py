@@ -79,7 +79,7 @@ class Loop:
         started = self.reporter.clock()
         step, objective = self.progress.step, self.network.objective
         batches = self.feed.of_step(step)
-        count, tokens, attended, stop = self.world.sum_over_ranks(
+        count, tokens, attended, stop_requests = self.world.sum_over_ranks(
             sum(objective.count(batch) for batch in batches),
             sum(batch.tokens for batch in batches),
             sum(batch.attended for batch in batches),
@@ -87,13 +87,15 @@ class Loop:
         )
         # Dropout is a function of seed, step and rank, so that a resumed run restores no generator state.
         torch.manual_seed(seeds.derive(self.seed, step, self.world.rank))
-        finite, broken = take_step(
+        is_finite, has_diverged = take_step(
             self.network, self.optimizer, batches, step=step, count=count, add_batch=self.reporter.add_batch
         )
         seconds = self.reporter.clock() - started
-        self.reporter.add_step(finite, broken, count=count, tokens=tokens, attended=attended, seconds=seconds)
+        self.reporter.add_step(
+            is_finite, has_diverged, count=count, tokens=tokens, attended=attended, seconds=seconds
+        )
         self.progress = replace(self.progress, step=step + 1)
-        return stop > 0
+        return stop_requests > 0
 
     def _report_if_due(self) -> None:
         step = self.progress.step
@@ -157,12 +159,12 @@ class Loop:
         """Stop here when any rank received SIGTERM; all ranks call this at the same places."""
         (requested,) = self.world.sum_over_ranks(self.preemption.requested)
         # A complete run without checkpoints does not stop, because all its work would be lost: it delivers its model.
-        complete = self.checkpointer is None and self.progress.step == self.feed.max_steps
-        if requested and not complete:
+        is_complete = self.checkpointer is None and self.progress.step == self.feed.max_steps
+        if requested and not is_complete:
             self._preempt()
 
     def _preempt(self) -> None:
-        """Save, and end the attempt."""
+        """Save, and end the attempt; if a save in flight has failed, this raises its error."""
         step, checkpointer = self.progress.step, self.checkpointer
         if checkpointer is None:
             raise build_preempted_error(step, published=None, failure="no checkpoint is configured")
@@ -171,7 +173,7 @@ class Loop:
         raise build_preempted_error(step, published=checkpointer.published, failure=checkpointer.failure)
 
     def _finish(self) -> float | None:
-        """Save a checkpoint, and evaluate the final weights; if the delivery fails, the next attempt does not train again."""
+        """Save a checkpoint, so that no later attempt trains again if the delivery fails, and evaluate the final weights."""
         self._checkpoint(wait=True)
         self._stop_if_requested()
         if not self.evaluator.enabled:

@@ -101,6 +101,12 @@ class Plan:
         ]
         fits = "fits" if step.total <= choice.limit else "does not fit"
         ranks = "1 rank" if self.world.size == 1 else f"{self.world.size} ranks"
+        graph_lines = []
+        if self.graphs is not None:
+            count, layer_kinds = self.graphs
+            graph_lines = [
+                f"graphs over 20 packs of different lengths: {count}, kinds of layers: {layer_kinds}"
+            ]
         return [
             f"{ranks}, activation checkpointing {choice.kind}, logits of {choice.chunk} tokens at a time",
             f"peak memory of a rank: {step.total / _GIB:.1f} GiB ({kinds})",
@@ -108,13 +114,7 @@ class Plan:
             f"memory of a rank: {choice.limit / _GIB:.1f} GiB: {fits}",
             *(collectives or ["collectives: none"]),
             f"waits for the GPU in a step: {len(step.waits)}",
-            *(
-                [
-                    f"graphs over 20 packs of different lengths: {self.graphs[0]}, kinds of layers: {self.graphs[1]}"
-                ]
-                if self.graphs
-                else []
-            ),
+            *graph_lines,
         ]
 
 
@@ -273,7 +273,9 @@ def measure_step(
         with account:
             account.set_kind("parameters", _iterate_persistent_tensors(network))
             network.register_forward_hook(lambda *_: account.set_default_kind("activations"))
-            optimizer.parts[0].register_step_pre_hook(
+            # Before the first part steps, all gradients exist.
+            first_part, *_ = optimizer.parts
+            first_part.register_step_pre_hook(
                 lambda *_: account.set_kind("gradients", _list_gradients(network))
             )
             try:

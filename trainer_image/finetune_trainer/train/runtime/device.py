@@ -129,10 +129,10 @@ def _format_count(gpus: int) -> str:
 
 def tags(device: torch.device) -> dict[str, str]:
     """Return the tags of a run that describe its device."""
-    gpu = device.type == "cuda"
+    is_gpu = device.type == "cuda"
     return {
-        contract.TAG_DEVICE: "GPU" if gpu else "CPU",
-        contract.TAG_DEVICE_NAME: torch.cuda.get_device_name(device) if gpu else _cpu_name(),
+        contract.TAG_DEVICE: "GPU" if is_gpu else "CPU",
+        contract.TAG_DEVICE_NAME: torch.cuda.get_device_name(device) if is_gpu else _cpu_name(),
     }
 
 

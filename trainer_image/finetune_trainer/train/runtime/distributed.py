@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from finetune_trainer.train.runtime.preemption import Preemption
 
 T = TypeVar("T")
-# Longer than any step takes, since a group must have a timeout.
+# A group must have a timeout: this one is longer than any call of `World.agree` takes.
 _HOST_GROUP_TIMEOUT = timedelta(days=2)
 
 
@@ -38,7 +38,7 @@ class World:
     device: torch.device
     preemption: Preemption | None = None
     host: dist.ProcessGroup | None = None
-    """The group for steps without a deadline, such as downloading a model."""
+    """The group for calls without a deadline, such as downloading a model."""
     card: Card | None = None
     """The GPU of this rank; None on a CPU."""
 
@@ -57,17 +57,17 @@ class World:
         if self.leads:
             print(line, flush=True)
 
-    def agree(self, step: Callable[[], T]) -> T:
-        """Run `step` on every rank and return its result; when any rank fails, every rank raises that rank's error.
+    def agree(self, call: Callable[[], T]) -> T:
+        """Run `call` on every rank and return its result; when any rank fails, every rank raises that rank's error.
 
         All pods then end with the same exit code and sentence, and no rank waits for a rank that failed. SIGTERM to
-        any rank interrupts its `step` and counts as a failure, so `step` must not run collectives.
+        any rank interrupts its `call` and counts as a failure, so `call` must not run collectives.
         """
         result: T | None = None
         failure: tuple[int, str, str] | None = None
         try:
             with self.preemption.interrupt_on_sigterm() if self.preemption else nullcontext():
-                result = step()
+                result = call()
         except Exception as error:  # noqa: BLE001 - raised again below, on every rank
             code, outcome = describe(explain_error(error, self.rank))
             assert outcome.error is not None  # noqa: S101 - describe() always sets it
@@ -86,9 +86,9 @@ class World:
                 raise agreed
         return result  # type: ignore[return-value]
 
-    def agree_in_pod(self, step: Callable[[], T]) -> T:
-        """Run `step` on the first rank of each pod, and return its result on all ranks; errors as in `agree`."""
-        result = self.agree(lambda: step() if self.leads_pod else None)
+    def agree_in_pod(self, call: Callable[[], T]) -> T:
+        """Run `call` on the first rank of each pod, and return its result on all ranks; errors as in `agree`."""
+        result = self.agree(lambda: call() if self.leads_pod else None)
         # torchrun numbers the ranks pod by pod.
         return self.gather(result)[self.rank - self.local_rank]  # type: ignore[return-value]
 

@@ -23,6 +23,7 @@ class Preemption:
         self.requested = False
         self.checkpoint_step: int | None = None
         """Step of the newest complete checkpoint, once known."""
+        # The message of the error that SIGTERM raises at once; None: SIGTERM is only recorded.
         self._sentence: str | None = None
         signal.signal(signal.SIGTERM, self._record_sigterm)
 

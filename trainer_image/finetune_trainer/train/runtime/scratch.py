@@ -31,8 +31,8 @@ class RankOutcome:
 
 def write_outcome(folder: Path, rank: int, code: int, message: TerminationMessage | None) -> None:
     """Write the outcome of a rank for the launcher."""
-    text = {"code": code, "message": (message or TerminationMessage()).dump()}
-    _outcome_path(folder, rank).write_text(json.dumps(text), encoding="utf-8")
+    content = {"code": code, "message": (message or TerminationMessage()).dump()}
+    _outcome_path(folder, rank).write_text(json.dumps(content), encoding="utf-8")
 
 
 def read_outcome(folder: Path, rank: int) -> RankOutcome | None:
@@ -40,9 +40,11 @@ def read_outcome(folder: Path, rank: int) -> RankOutcome | None:
     outcome_path = _outcome_path(folder, rank)
     if not outcome_path.exists():
         return None
-    text = json.loads(outcome_path.read_text(encoding="utf-8"))
+    content = json.loads(outcome_path.read_text(encoding="utf-8"))
     return RankOutcome(
-        text["code"], TerminationMessage.model_validate_json(text["message"]), outcome_path.stat().st_mtime
+        content["code"],
+        TerminationMessage.model_validate_json(content["message"]),
+        outcome_path.stat().st_mtime,
     )
 
 
