@@ -26,10 +26,10 @@ def check(recipe: Recipe, card: Card | None) -> None:
         RecipeRefusedError: the GPU does not support the precision.
     """
     if recipe.training.precision == "BF16" and card is not None and card.capability < _MIN_BF16_CAPABILITY:
-        major, minor = _MIN_BF16_CAPABILITY
+        (min_major, min_minor), (major, minor) = _MIN_BF16_CAPABILITY, card.capability
         raise RecipeRefusedError(
-            f"training.precision BF16, the default, requires a GPU of compute capability {major}.{minor} or higher, but {card.name} "
-            f"has {card.capability[0]}.{card.capability[1]}: set training.precision to FP16, or request another GPU"
+            f"training.precision BF16, the default, requires a GPU of compute capability {min_major}.{min_minor} or higher, but {card.name} "
+            f"has {major}.{minor}: set training.precision to FP16, or request another GPU"
         )
 
 

@@ -47,7 +47,7 @@ def adapt(model: PreTrainedModel, method: Method, base: str, new_tokens: NewToke
         config = kind(task_type="CAUSAL_LM", num_virtual_tokens=prompt.virtual_tokens)
     else:
         config = _build_lora_config(model, method, new_tokens)
-    names = embedding_and_head_names(model)
+    end_names = embedding_and_head_names(model)
     try:
         adapted = peft.get_peft_model(model, config)
     except ValueError as error:
@@ -56,7 +56,7 @@ def adapt(model: PreTrainedModel, method: Method, base: str, new_tokens: NewToke
     if method.lora is not None and method.lora.init == "PiSSA":
         pissa.enable(adapted)
     if getattr(config, "ensure_weight_tying", False):
-        _check_still_tied(adapted, names)
+        _check_still_tied(adapted, end_names)
     for weight in trained_parameters(adapted):
         # NB: changed in place, because a new parameter would no longer be tied.
         weight.data = weight.data.float()
@@ -86,16 +86,16 @@ def _build_lora_config(model: PreTrainedModel, method: Method, new_tokens: NewTo
     tower_names = find_towers(model)
     _check_targets(model, lora.target_modules, tower_names)
     # The ends of a model are its embedding and its output layer.
-    names, ends = _resolve_modules_to_save(model, method), embedding_and_head_names(model)
+    modules_to_save, ends = _resolve_modules_to_save(model, method), embedding_and_head_names(model)
     if new_tokens.ids:
         _check_targets_with_new_tokens(lora.target_modules, ends)
     tied = model.get_input_embeddings().weight is model.get_output_embeddings().weight
-    trained_ends = [end for end in ends if any(_does_name_match(name, end) for name in names)]
+    trained_ends = [end for end in ends if any(_does_name_match(name, end) for name in modules_to_save)]
     if tied:
         tied_ends = [end for end in ends if end.rsplit(".", 1)[-1] in EMBEDDING_LAYER_NAMES]
         if trained_ends and tied_ends and not {*tied_ends} & {*trained_ends}:
             # NB: peft unties a layer without an error if its name is different, for example GPT-2's wte.
-            names.append(tied_ends[-1])
+            modules_to_save.append(tied_ends[-1])
         # peft applies the settings of the embedding to the tied output layer.
         ends, trained_ends = ends[:1], ends[:1] if trained_ends else []
     frozen_ends = [end for end in ends if end not in trained_ends]
@@ -113,7 +113,7 @@ def _build_lora_config(model: PreTrainedModel, method: Method, new_tokens: NewTo
         use_dora=method.type == "DoRA",
         bias=_PEFT_BIASES[lora.bias],
         fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
-        modules_to_save=names or None,
+        modules_to_save=modules_to_save or None,
         ensure_weight_tying=tied and bool(trained_ends),
         trainable_token_indices={end: list(new_tokens.ids) for end in frozen_ends}
         if new_tokens.ids and frozen_ends
@@ -149,8 +149,8 @@ def _check_head_bias_with_new_tokens(model: PreTrainedModel, extended_ends: list
     head = model.get_output_embeddings()
     if getattr(head, "bias", None) is None:
         return
-    shared = {id(model.get_submodule(name).weight) for name in extended_ends}
-    if id(head.weight) in shared:
+    extended_ids = {id(model.get_submodule(name).weight) for name in extended_ends}
+    if id(head.weight) in extended_ids:
         name = next(name for name, module in model.named_modules() if module is head)
         raise RecipeRefusedError(
             f"model.newTokens cannot be trained while {name} is frozen, because its bias gets no entries for them: add {name} to "
@@ -208,8 +208,8 @@ def _check_still_tied(adapted: Any, ends: list[str]) -> None:
         getattr(end, "modules_to_save", {})
         for end in (base.get_input_embeddings(), base.get_output_embeddings())
     ]
-    weights = {id(each["default"].weight) if "default" in each else None for each in wrapped}
-    if None in weights or len(weights) > 1:
+    weight_ids = {id(each["default"].weight) if "default" in each else None for each in wrapped}
+    if None in weight_ids or len(weight_ids) > 1:
         raise RecipeRefusedError(
             f"method.lora.modulesToSave lists only one of {' and '.join(ends)}, which share a weight, and peft cannot train the weight "
             "for both: remove the listed layer from method.lora.modulesToSave, or set method.type Full"

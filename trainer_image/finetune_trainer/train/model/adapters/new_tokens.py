@@ -43,14 +43,13 @@ class NewTokens:
         """Add the rows of the new tokens to an unsharded model and initialize them, also on the meta device."""
         if not self.ids:
             return
-        row_means = [
-            (len(weight), compute_row_mean(weight.detach())) for weight in embedding_and_head_weights(model)
-        ]
-        rows = self.count_rows(row_means[0][0])
-        if rows > row_means[0][0]:
+        stored_rows, *_ = (len(weight) for weight in embedding_and_head_weights(model))
+        means = [compute_row_mean(weight.detach()) for weight in embedding_and_head_weights(model)]
+        rows = self.count_rows(stored_rows)
+        if rows > stored_rows:
             model.resize_token_embeddings(rows, mean_resizing=False)
         with torch.no_grad():
-            for weight, (_, mean) in zip(embedding_and_head_weights(model), row_means, strict=True):
+            for weight, mean in zip(embedding_and_head_weights(model), means, strict=True):
                 weight[list(self.ids)] = mean.to(weight)
 
 
@@ -71,8 +70,8 @@ class ExtendedWeight:
     def __init__(self, part: Any, new: NewTokens) -> None:
         self._part = part
         self._ids = new.ids
-        self._stored, *self._row_shape = shape_of(part)
-        self._rows = new.count_rows(self._stored)
+        self._stored_rows, *self._row_shape = shape_of(part)
+        self._rows = new.count_rows(self._stored_rows)
         self._mean = compute_row_mean(part)
 
     @property
@@ -82,7 +81,7 @@ class ExtendedWeight:
 
     def __getitem__(self, at: slice) -> torch.Tensor:
         begin, end, _ = at.indices(self._rows)
-        stored_end = min(end, self._stored)
+        stored_end = min(end, self._stored_rows)
         values = self._mean.to(self._part[:1].dtype).expand(max(0, end - begin), *self._row_shape).clone()
         if begin < stored_end:
             values[: stored_end - begin] = self._part[begin:stored_end]

@@ -123,14 +123,14 @@ def convert_to_lora(model: Any, state: dict[str, torch.Tensor]) -> dict[str, tor
         model: a model adapted by peft.
         state: its unsharded weights by name; returned unchanged without PiSSA.
     """
-    initial = {name for name in state if is_initial(name)}
-    if not initial:
+    initial_names = {name for name in state if is_initial(name)}
+    if not initial_names:
         return state
     config = model.peft_config[_ADAPTER]
     config.r, config.lora_alpha = 2 * config.r, 2 * config.lora_alpha
     divisor = math.sqrt(2) if config.use_rslora else 1.0
-    adapter_weights = {name: weight for name, weight in state.items() if name not in initial}
-    for name in initial:
+    adapter_weights = {name: weight for name, weight in state.items() if name not in initial_names}
+    for name in initial_names:
         weight_name = f"{name.removesuffix(_INITIAL)}weight"
         if ".lora_A." in name:
             adapter_weights[weight_name] = torch.cat([state[weight_name], state[name]])
@@ -199,12 +199,12 @@ def _subtract_principal_part(layer: Any) -> None:
 
     In fp64, and rounded once: the result does not depend on the order of sums, which depends on the rows of a rank.
     """
-    first, second = (rows.gather_tensor(low_rank.initial).double() for low_rank in _low_rank_layers(layer))
+    right, left = (rows.gather_tensor(low_rank.initial).double() for low_rank in _low_rank_layers(layer))
     if layer.fan_in_fan_out:
-        first, second = second.t(), first.t()
+        right, left = left.t(), right.t()
     local_weight, local_slice = rows.local_rows(layer.get_base_layer().weight)
     with torch.no_grad():
-        local_weight.copy_(local_weight.double() - layer.scaling[_ADAPTER] * (second[local_slice] @ first))
+        local_weight.copy_(local_weight.double() - layer.scaling[_ADAPTER] * (left[local_slice] @ right))
 
 
 def _shorten(name: str) -> str:

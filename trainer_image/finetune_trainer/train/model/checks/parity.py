@@ -127,7 +127,8 @@ def check(
 ) -> None:
     """Check that training computes the logits of the model, and that tokens attend neither to later tokens nor to other documents.
 
-    Takes three forward passes of a few tokens. All ranks of a sharded network call this together, and raise the same error.
+    Takes three forward passes of a few tokens, and more to find the cause of a difference. All ranks of a sharded network call this
+    together, and raise the same error.
 
     Args:
         network: the network, with its weights.
@@ -227,14 +228,19 @@ def _try_to_compare(
 
 
 def _compare(network: Network, device: torch.device, *, is_packed: bool, is_eager: bool) -> Comparison:
-    documents = probe.build_documents(network.head.vocabulary)
-    short_documents = [documents[0], documents[1][:_SECOND_TOKENS]]
+    first_document, second_document, other_document = probe.build_documents(network.head.vocabulary)
+    short_documents = [first_document, second_document[:_SECOND_TOKENS]]
     # NB: the second document's last token predicts nothing, so its change matters only to a model that looks ahead.
-    changed_documents = [documents[2], np.append(documents[1][: _SECOND_TOKENS - 1], documents[2][:1])]
+    changed_documents = [
+        other_document,
+        np.append(second_document[: _SECOND_TOKENS - 1], other_document[:1]),
+    ]
     rows = [[0, 1]] if is_packed else [[0], [1]]
-    changed_ending = np.append(documents[1][:-1], documents[2][:1])
+    changed_ending = np.append(second_document[:-1], other_document[:1])
     # In each row one document: two documents, the second again with another last token, and both again with noise.
-    single_documents = probe.build_batch([*documents[:2], changed_ending], [[0], [1], [2], [0], [1]], device)
+    single_documents = probe.build_batch(
+        [first_document, second_document, changed_ending], [[0], [1], [2], [0], [1]], device
+    )
 
     def compute(_: Network, _batch: pack.Batch, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return network.head.compute_logits(hidden), hidden
@@ -257,20 +263,23 @@ def _compare(network: Network, device: torch.device, *, is_packed: bool, is_eage
         with network.no_grad_forward(compute_both):
             logits, reference = network(probe.build_batch(short_documents, rows, device))
         with network.no_grad_forward(compute):
-            other_logits, hidden = network(probe.build_batch(changed_documents, rows, device))
+            changed_logits, hidden = network(probe.build_batch(changed_documents, rows, device))
     # The last token of a document has no target.
-    ends = (probe.DOCUMENT_TOKENS - 1, _SECOND_TOKENS - 1)
-    first, second = logits.split(ends)
+    first_end, second_end = probe.DOCUMENT_TOKENS - 1, _SECOND_TOKENS - 1
+    first, second = logits.split((first_end, second_end))
+    _, changed_second = changed_logits.split((first_end, second_end))
+    # The rows of `single_documents`.
+    first_reference, second_reference, changed_reference, first_noisy, second_noisy = reference
     return Comparison(
         reference=max(
-            _relative_difference(first, reference[0, : ends[0]]),
-            _relative_difference(second, reference[1, : ends[1]]),
+            _relative_difference(first, first_reference[:first_end]),
+            _relative_difference(second, second_reference[:second_end]),
         ),
-        context=_relative_difference(other_logits.split(ends)[1], second),
-        look_ahead=_relative_difference(reference[2, :-1], reference[1, :-1]),
+        context=_relative_difference(changed_second, second),
+        look_ahead=_relative_difference(changed_reference[:-1], second_reference[:-1]),
         noise=max(
-            _relative_difference(noisy, exact)
-            for noisy, exact in zip(reference[3:], reference[:2], strict=True)
+            _relative_difference(first_noisy, first_reference),
+            _relative_difference(second_noisy, second_reference),
         ),
         precision=torch.finfo(hidden.dtype).eps,
     )

@@ -116,8 +116,8 @@ def _checkpoint_options(model: nn.Module, kind: Recomputation) -> dict[str, Any]
     """Return the arguments of `torch.utils.checkpoint.checkpoint`."""
     options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": True}
     if kind == "Selective":
-        saved = _find_saved_operations(model)
-        options["context_fn"] = lambda: create_selective_checkpoint_contexts(_SavePolicy(*saved))
+        attention, products = _find_saved_operations(model)
+        options["context_fn"] = lambda: create_selective_checkpoint_contexts(_SavePolicy(attention, products))
     return options
 
 
@@ -224,13 +224,18 @@ def _capture_calls(network: Network, device: torch.device) -> list[_Call]:
     calls: list[_Call] = []
 
     def capture(number: int, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        names = [
+        floats = (
             name for name, value in kwargs.items() if torch.is_tensor(value) and value.is_floating_point()
-        ]
+        )
+        hidden_name = next(floats, None)
+        # The hidden states come first, by position or by name.
         if args:
             hidden, forward = args[0], lambda states: layer.forward(states, *args[1:], **kwargs)
-        elif names:
-            hidden, forward = kwargs[names[0]], lambda states: layer.forward(**{**kwargs, names[0]: states})
+        elif hidden_name is not None:
+            hidden, forward = (
+                kwargs[hidden_name],
+                lambda states: layer.forward(**{**kwargs, hidden_name: states}),
+            )
         else:
             # Without hidden states among the arguments, the layer cannot be compared.
             return

@@ -131,7 +131,7 @@ class Accounting(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Run an operation, and count it."""
-        if any(issubclass(kind, DTensor) for kind in types):
+        if any(issubclass(each, DTensor) for each in types):
             # DTensor runs the operation on local tensors, which are counted.
             return NotImplemented
         if self._shape_propagation.is_running:

@@ -83,19 +83,19 @@ def estimate(
     """
     tokens = recipe.training.per_device_batch_size * row_tokens
     step = _Step(shape, recipe, shards, tokens, recompute, min(chunk_numbers, tokens * shape.vocabulary))
-    moments = (
+    phases = (
         step.gather_embedding(),
         step.compute_loss(),
         step.gather_last_layer(),
         step.recompute_last_layer(),
         step.reduce_embedding(),
     )
-    return max(moments, key=lambda moment: moment.total)
+    return max(phases, key=lambda phase: phase.total)
 
 
 @dataclass(frozen=True)
 class _Step:
-    """A step of one rank. Each method estimates the memory at one moment, in the order of the step.
+    """A step of one rank. Each method estimates the memory of one phase, in the order of the step.
 
     tokens: tokens in a batch. logits: logits in a chunk of the loss.
     """
@@ -254,7 +254,10 @@ def _bytes_per_logit(recipe: Recipe) -> int:
 
 
 def _optimizer_bytes(shape: Shape, recipe: Recipe) -> float:
-    """Return the bytes of the optimizer states of all trained weights: two fp32 moments per number in AdamW, one in Muon."""
+    """Return the bytes of the optimizer states of all trained weights: two fp32 moments per number in AdamW, one in Muon.
+
+    AdamW8bit has two moments too: in fp32 for embeddings, in 8 bits for all other weights, as if none were small.
+    """
     kind = recipe.training.optimizer.type
     if kind == "Muon":
         return 4 * shape.matrices + 8 * (shape.trained - shape.matrices)

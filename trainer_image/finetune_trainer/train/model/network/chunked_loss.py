@@ -86,18 +86,18 @@ class _SummedLoss(torch.autograd.Function):
             total += loss.detach()
             for total_gradient, gradient in zip((hidden_gradient[chunk], *sums), gradients, strict=True):
                 total_gradient.add_(gradient if scale is None else gradient.float().div_(scale))
-        context.kinds = [each.dtype for each in (hidden, *parameters)]
+        context.dtypes = [each.dtype for each in (hidden, *parameters)]
         context.save_for_backward(hidden_gradient, *sums)
         return total
 
     @staticmethod
     def backward(context: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         (scale,) = gradients
-        hidden, *sums = context.saved_tensors
-        kind, *kinds = context.kinds
+        hidden_gradient, *sums = context.saved_tensors
+        hidden_dtype, *dtypes = context.dtypes
         # NB: scaled in fp32 and rounded once; a rounded scale would bias the gradient.
-        parameters = (sums[index].mul_(scale).to(kind) for index, kind in enumerate(kinds))
-        return None, None, None, (hidden * scale).to(kind), *parameters
+        parameter_gradients = (total.mul_(scale).to(dtype) for total, dtype in zip(sums, dtypes, strict=True))
+        return None, None, None, (hidden_gradient * scale).to(hidden_dtype), *parameter_gradients
 
 
 def _compute_scaled_gradients(

@@ -1,4 +1,4 @@
-"""Reads the number of experts of a model, and of a token, from the fields of transformers' configs."""
+"""Reads how many experts a layer has and a token uses, and how wide they are, from the fields of transformers' configs."""
 
 from __future__ import annotations
 

@@ -26,6 +26,6 @@ def add_noise(words: torch.Tensor, batch: Batch, alpha: float) -> torch.Tensor:
     rows, length, width = words.shape
     sizes = batch.cu_seqlens.diff()
     # NB: without `output_size`, the CPU would wait for the GPU to compute it.
-    of_token = torch.repeat_interleave(sizes, sizes, output_size=rows * length).view(rows, length, 1)
-    scale = alpha * (of_token.float() * width).rsqrt()
+    own_sizes = torch.repeat_interleave(sizes, sizes, output_size=rows * length).view(rows, length, 1)
+    scale = alpha * (own_sizes.float() * width).rsqrt()
     return words + torch.empty_like(words).uniform_(-1, 1) * scale.to(words.dtype)

@@ -129,8 +129,8 @@ class Network(nn.Module):
     def tied(self) -> bool:
         """Whether the embedding and the output layer share a weight."""
         ends = (self.base.get_input_embeddings(), self.head)
-        first, last = ({id(weight) for weight in end.parameters()} for end in ends)
-        return bool(first & last)
+        embedding_ids, head_ids = ({id(weight) for weight in end.parameters()} for end in ends)
+        return bool(embedding_ids & head_ids)
 
     def compute_hidden_states(self, batch: Batch) -> torch.Tensor:
         """Return the last hidden states of a batch [rows, length, width]."""

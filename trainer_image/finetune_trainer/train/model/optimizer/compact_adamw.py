@@ -67,7 +67,7 @@ class CompactAdamW(torch.optim.Optimizer):
         # NB: ids, because `==` of tensors compares their values.
         self._embeddings = {id(weight) for weight in embeddings}
         self._seed = seed
-        self._codes: dict[tuple[torch.device, bool], torch.Tensor] = {}
+        self._code_values: dict[tuple[torch.device, bool], torch.Tensor] = {}
 
     def step(self, closure: Callable[[], float] | None = None) -> None:
         """Update each weight that has a gradient; never waits for the GPU."""
@@ -96,11 +96,11 @@ class CompactAdamW(torch.optim.Optimizer):
             state.update(self._initialize_state(weight))
         local_weight, rows = local_rows(weight)
         # NB: packed experts have three dimensions, a matrix for each expert.
-        values, gradients = _as_rows(local_weight), _as_rows(local_rows(weight.grad)[0])
-        moments = (
-            self._find_moment(state, "exp_avg", values.device),
-            self._find_moment(state, "exp_avg_sq", values.device),
-        )
+        local_gradient, _ = local_rows(weight.grad)
+        values, gradients = _as_rows(local_weight), _as_rows(local_gradient)
+        first_moment = self._find_moment(state, "exp_avg", values.device)
+        second_moment = self._find_moment(state, "exp_avg_sq", values.device)
+        beta1, beta2 = group["betas"]
         is_applied = is_step_finite(self, values.device)
         state["step"] += is_applied
         noise = None
@@ -110,10 +110,10 @@ class CompactAdamW(torch.optim.Optimizer):
         for part in _iterate_parts(values):
             # NB: NaN must not reach the quantization, which looks up codes by value.
             gradient = torch.where(is_applied, gradients[part].float(), 0.0)
-            mean = moments[0].read(part).lerp(gradient, 1 - group["betas"][0])
-            square = moments[1].read(part).lerp(gradient.square_(), 1 - group["betas"][1])
-            moments[0].write(part, mean, is_applied)
-            moments[1].write(part, square, is_applied)
+            mean = first_moment.read(part).lerp(gradient, 1 - beta1)
+            square = second_moment.read(part).lerp(gradient.square_(), 1 - beta2)
+            first_moment.write(part, mean, is_applied)
+            second_moment.write(part, square, is_applied)
             updated = _compute_update(values[part].float(), mean, square, state["step"], group)
             if noise is not None:
                 updated = round_stochastically(updated, noise)
@@ -122,19 +122,28 @@ class CompactAdamW(torch.optim.Optimizer):
     def _find_moment(self, state: dict[str, torch.Tensor], name: str, device: torch.device) -> _Moment:
         """Return this rank's rows of a moment, with the values of its codes on the device if it is quantized."""
         scales, signed = state.get(f"{name}_scale"), name == "exp_avg"
-        values = _as_rows(local_rows(state[name])[0])
+        local_values, _ = local_rows(state[name])
         if scales is None:
-            return _Moment(values, None, None)
-        if (device, signed) not in self._codes:
-            self._codes[device, signed] = torch.tensor(compute_code_values(signed=signed), device=device)
-        return _Moment(values, _as_rows(local_rows(scales)[0]), self._codes[device, signed])
+            return _Moment(_as_rows(local_values), None, None)
+        local_scales, _ = local_rows(scales)
+        if (device, signed) not in self._code_values:
+            self._code_values[device, signed] = torch.tensor(
+                compute_code_values(signed=signed), device=device
+            )
+        return _Moment(_as_rows(local_values), _as_rows(local_scales), self._code_values[device, signed])
 
     def _initialize_state(self, weight: torch.Tensor) -> dict[str, torch.Tensor]:
         state = {"step": torch.zeros((), device=weight.device)}
-        block = next((size for size in _BLOCK_SIZES if weight.shape[-1] % size == 0), None)
-        in_fp32 = not self._eight_bit or id(weight) in self._embeddings
+        block = next((size for size in _BLOCK_SIZES if weight.shape[-1] % size == 0), 0)
+        is_quantized = (
+            self._eight_bit
+            and id(weight) not in self._embeddings
+            and block > 0
+            and weight.ndim > 1
+            and weight.numel() >= _MIN_QUANTIZED_NUMBERS
+        )
         for name in ("exp_avg", "exp_avg_sq"):
-            if not in_fp32 and block and weight.ndim > 1 and weight.numel() >= _MIN_QUANTIZED_NUMBERS:
+            if is_quantized:
                 scales = (*weight.shape[:-1], weight.shape[-1] // block)
                 # NB: code 0 does not stand for the number 0, but times the scale of 0 every number is 0.
                 state[name] = _allocate_zeros(weight, weight.shape, torch.uint8)
@@ -146,17 +155,17 @@ class CompactAdamW(torch.optim.Optimizer):
 
 @dataclass(frozen=True)
 class _Moment:
-    """This rank's rows of a moment: fp32 values, or codes with scales."""
+    """This rank's rows of a moment: fp32 values, or codes with scales and the values that codes stand for."""
 
     values: torch.Tensor
     scales: torch.Tensor | None
-    code: torch.Tensor | None
+    code_values: torch.Tensor | None
 
     def read(self, part: slice) -> torch.Tensor:
         if self.scales is None:
             return self.values[part]
         values: torch.Tensor = torch.ops.bitsandbytes.dequantize_blockwise(
-            self.values[part], self.scales[part].flatten(), self.code, self._block, torch.float32
+            self.values[part], self.scales[part].flatten(), self.code_values, self._block, torch.float32
         )
         return values
 
@@ -165,7 +174,7 @@ class _Moment:
         if self.scales is None:
             self.values[part] = torch.where(is_applied, values, self.values[part])
             return
-        codes, scales = torch.ops.bitsandbytes.quantize_blockwise(values, self.code, self._block)
+        codes, scales = torch.ops.bitsandbytes.quantize_blockwise(values, self.code_values, self._block)
         self.values[part] = torch.where(is_applied, codes, self.values[part])
         previous_scales = self.scales[part]
         self.scales[part] = torch.where(is_applied, scales.view_as(previous_scales), previous_scales)

@@ -19,7 +19,7 @@ class LossScale:
 
     def __init__(self, device: torch.device) -> None:
         self._scale = torch.full((), _INITIAL_SCALE, device=device)
-        self._good = torch.zeros((), device=device)
+        self._good_steps = torch.zeros((), device=device)
 
     def scale_loss(self, loss: torch.Tensor) -> torch.Tensor:
         """Return the loss times the scale."""
@@ -38,18 +38,18 @@ class LossScale:
             Whether the step was skipped although the scale cannot be the cause, a scalar on the device.
         """
         is_broken = ~finite & (self._scale <= _MIN_SCALE)
-        good_steps = torch.where(finite, self._good + 1, 0.0)
+        good_steps = torch.where(finite, self._good_steps + 1, 0.0)
         is_growing = good_steps >= _GROWTH_STEPS
         factor = torch.where(finite, torch.where(is_growing, 2.0, 1.0), 0.5)
         self._scale = (self._scale * factor).clamp(min=_MIN_SCALE)
-        self._good = torch.where(is_growing, 0.0, good_steps)
+        self._good_steps = torch.where(is_growing, 0.0, good_steps)
         return is_broken
 
     def state(self) -> tuple[float, int]:
         """Return the scale, and the good steps since it changed; waits for the GPU."""
-        return self._scale.item(), int(self._good.item())
+        return self._scale.item(), int(self._good_steps.item())
 
     def load_state(self, scale: float, good_steps: int) -> None:
         """Set the values that `state` returned."""
         self._scale = torch.full_like(self._scale, scale)
-        self._good = torch.full_like(self._good, good_steps)
+        self._good_steps = torch.full_like(self._good_steps, good_steps)

@@ -85,7 +85,10 @@ class Optimizer:
 
     def read_loss_scale(self) -> float | None:
         """Return the scale of the loss, or None if the loss is not scaled; waits for the GPU."""
-        return None if self.loss_scale is None else self.loss_scale.state()[0]
+        if self.loss_scale is None:
+            return None
+        scale, _good_steps = self.loss_scale.state()
+        return scale
 
     def read_grad_norm(self) -> float:
         """Return the norm of the last finite gradients before clipping, the same on all ranks; waits for the GPU."""

@@ -69,14 +69,14 @@ class Schedule:
         """Return the position of a step's learning rate between floor (0) and peak (1), after the warm-up."""
         if self.decay_steps == 0:
             return 1.0
-        done = max(0, step - (self.max_steps - self.decay_steps)) / self.decay_steps
+        share = max(0, step - (self.max_steps - self.decay_steps)) / self.decay_steps
         match self.kind:
             case "Constant":
                 return 1.0
             case "Linear":
-                return 1.0 - done
+                return 1.0 - share
             case "Cosine":
-                return 0.5 * (1.0 + math.cos(math.pi * done))
+                return 0.5 * (1.0 + math.cos(math.pi * share))
             case "WSD":
-                return 1.0 - math.sqrt(done)
+                return 1.0 - math.sqrt(share)
         assert_never(self.kind)

@@ -204,6 +204,7 @@ def _read_parts(targets: dict[str, _Target], parts: dict[str, stored_tensors.Par
 
 
 def _broadcast(targets: dict[str, _Target], spec: Model, source: Path, world: World, field_name: str) -> None:
+    """Load all weights on rank 0, and broadcast them one by one."""
 
     def load() -> dict[str, torch.Tensor]:
         if not world.leads:
@@ -249,7 +250,9 @@ def _set_magnitudes(model: nn.Module) -> None:
                 rows.set_rows(magnitude, rows.gather_tensor(base).float().norm(dim=0))
             else:
                 # A rank holds the same rows of the magnitude and of the weight.
-                rows.local_rows(magnitude)[0].copy_(rows.local_rows(base)[0].float().norm(dim=1))
+                local_magnitude, _ = rows.local_rows(magnitude)
+                local_base, _ = rows.local_rows(base)
+                local_magnitude.copy_(local_base.float().norm(dim=1))
 
 
 def _initialize_prompt(model: nn.Module, token_ids: torch.Tensor) -> None:

@@ -73,7 +73,7 @@ def build_skeleton(recipe: Recipe, source: Path, world: World, field: str = "mod
         # NB: before the choice of attention, which depends on it.
         dropout.remove(model, f"{field} {recipe.model.base}")
     is_isolated = attention.isolate(model, card=world.card, half=is_half, soft_prompt=has_soft_prompt)
-    _check_documents(model, recipe, field, is_isolated=is_isolated or attention.can_mask_documents(model))
+    _check_documents(model, recipe, field, can_separate=is_isolated or attention.can_mask_documents(model))
     return model
 
 
@@ -229,7 +229,7 @@ def _check_context(config: Any, recipe: Recipe, field: str) -> None:
         )
 
 
-def _check_documents(model: PreTrainedModel, recipe: Recipe, field: str, *, is_isolated: bool) -> None:
+def _check_documents(model: PreTrainedModel, recipe: Recipe, field: str, *, can_separate: bool) -> None:
     training = recipe.training
     if "position_ids" not in inspect.signature(decoder_of(model).forward).parameters:
         raise RecipeRefusedError(
@@ -238,7 +238,7 @@ def _check_documents(model: PreTrainedModel, recipe: Recipe, field: str, *, is_i
             reason="ModelNotLoadable",
         )
     is_preference = recipe.objective.type in COLUMNS_OF_OBJECTIVE
-    if (training.packing or is_preference) and not is_isolated:
+    if (training.packing or is_preference) and not can_separate:
         remedy = "choose another model" if is_preference else "set training.packing to false"
         raise RecipeRefusedError(
             f"{field} {recipe.model.base} is a {model.config.model_type}, whose layers mix the documents of a row: "

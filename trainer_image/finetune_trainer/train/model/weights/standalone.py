@@ -184,9 +184,9 @@ class Standalone:
             ):
                 self._layers[name] = module
         self.model = adapted.unload()
-        ends = self.model.get_input_embeddings(), self.model.get_output_embeddings()
+        embedding, head = self.model.get_input_embeddings(), self.model.get_output_embeddings()
         # As peft does after it has merged.
-        if self.model.config.tie_word_embeddings and ends[0].weight is not ends[1].weight:
+        if self.model.config.tie_word_embeddings and embedding.weight is not head.weight:
             self.model.config.tie_word_embeddings = False
 
     def _merge(self, name: str) -> dict[str, torch.Tensor]:

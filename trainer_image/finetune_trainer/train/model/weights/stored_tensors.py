@@ -152,15 +152,20 @@ def map_layout(model: PreTrainedModel, stored: Mapping[str, Part]) -> Layout:
             layout.targets[name] = (target,)
         else:
             converted.setdefault(target, {}).setdefault(pattern, []).append(name)
-    for target, names in converted.items():
+    for target, names_by_pattern in converted.items():
         sources = {
-            pattern: [stored[name] for name in stored_names] for pattern, stored_names in names.items()
+            pattern: [stored[name] for name in stored_names]
+            for pattern, stored_names in names_by_pattern.items()
         }
-        conversion = _Conversion(model, converters_by_pattern[next(iter(names))], target, sources)
+        # All patterns of a target belong to one converter.
+        first_pattern, *_ = names_by_pattern
+        conversion = _Conversion(model, converters_by_pattern[first_pattern], target, sources)
         parameters = conversion.build_parts()
         layout.parts.update({name: part for name, part in parameters.items() if name in state})
         targets = tuple(name for name in parameters if name in state)
-        layout.targets.update({name: targets for stored_names in names.values() for name in stored_names})
+        layout.targets.update(
+            {name: targets for stored_names in names_by_pattern.values() for name in stored_names}
+        )
     for first_name, second_name in model.all_tied_weights_keys.items():
         for name, tied_name in ((first_name, second_name), (second_name, first_name)):
             if name not in layout.parts and tied_name in layout.parts:
@@ -203,9 +208,12 @@ class _Conversion:
         """Return the parameters, by name."""
         shapes = self._run(lambda part: torch.empty(list(part.shape), device="meta"), self.sources)
         # Rows can be made alone if each pattern has one tensor per row.
-        count = {len(parts) for parts in self.sources.values()}
-        stacked = self._stacks_rows() and all(shape.shape[0] in count for shape in shapes.values())
-        by_rows = stacked and len(count) == 1
+        counts = {len(parts) for parts in self.sources.values()}
+        by_rows = (
+            self._stacks_rows()
+            and len(counts) == 1
+            and all(shape.shape[0] in counts for shape in shapes.values())
+        )
         return {
             name: Converted(self, name, list(value.shape), by_rows=by_rows) for name, value in shapes.items()
         }
