@@ -36,9 +36,9 @@ class Decoding:
         answers = [""] * len(questions)
         prompts = [question.tokens or self._begin for question in questions]
         for room, batch in self._group_by_length(network, prompts):
-            tokens = self._generate_tokens(network, [prompts[at] for at in batch], room, device)
-            for at, answer in zip(batch, tokens, strict=True):
-                answers[at] = self.ending.text(answer)
+            tokens = self._generate_tokens(network, [prompts[index] for index in batch], room, device)
+            for index, answer in zip(batch, tokens, strict=True):
+                answers[index] = self.ending.text(answer)
         return answers
 
     @property
@@ -55,21 +55,22 @@ class Decoding:
         virtual = _count_virtual_tokens(network)
         context = getattr(network.base.config.get_text_config(), "max_position_embeddings", None)
 
-        def key(at: int) -> tuple[int, int]:
-            length = len(prompts[at])
-            room = self.max_new_tokens if context is None else context - virtual - length
+        def key(index: int) -> tuple[int, int]:
+            length = len(prompts[index])
+            remaining = self.max_new_tokens if context is None else context - virtual - length
             # NB: with virtual tokens, peft drops position ids, and padding would move the prompt away from these tokens: only prompts of
             # equal length share a batch.
-            return min(room, self.max_new_tokens), length if virtual else 0
+            return min(remaining, self.max_new_tokens), length if virtual else 0
 
-        # `groupby` needs prompts with the same room next to each other.
-        order = sorted(range(len(prompts)), key=lambda at: len(prompts[at]), reverse=True)
+        # `groupby` needs prompts with the same key next to each other: the key depends only on the length.
+        order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]), reverse=True)
         for (room, _), group in groupby(order, key):
+            # Without room, the answers stay empty.
+            if room <= 0:
+                continue
             group_indices = list(group)
             for begin in range(0, len(group_indices), self.batch_size):
-                # Without room, the answer stays empty.
-                if room > 0:
-                    yield room, group_indices[begin : begin + self.batch_size]
+                yield room, group_indices[begin : begin + self.batch_size]
 
     def _generate_tokens(
         self, network: Network, prompts: list[list[int]], room: int, device: torch.device

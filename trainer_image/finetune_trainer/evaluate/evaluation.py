@@ -75,11 +75,11 @@ def run(recipe: Recipe, uri: str) -> EvaluationResult:
         device = model.choose_device(recipe)
         dtype = precision.inference_dtype(Card.of(device), recipe.training.precision)
         evaluator = _Evaluator(spec, evaluated_rows, tokenizer, device, dtype)
-        trained = evaluator.measured(version, model.build_version_spec(recipe, uri), model.VERSION)
+        trained = evaluator.measure(version, model.build_version_spec(recipe, uri), model.VERSION)
         base = _Measurement({})
         if spec.base_model:
             source = model.fetch_base(recipe, version, folder / "base")
-            base = evaluator.measured(source, recipe.model, model.BASE)
+            base = evaluator.measure(source, recipe.model, model.BASE)
         if evaluator.table_questions:
             answers_by_model = (
                 {"base": base.answers, "model": trained.answers}
@@ -113,14 +113,14 @@ class _Evaluator:
 
     @property
     def model_questions(self) -> list[Question]:
-        """Return the questions for each model: only the questions of the table if no metric compares answers."""
+        """The questions for each model: only the questions of the table if no metric compares answers."""
         compared = any(metric in GENERATED for metric in self.spec.selected_metrics)
         return self.rows.questions if compared else self.table_questions
 
-    def measured(self, source: Source, spec: Model, name: str) -> _Measurement:
+    def measure(self, source: Source, spec: Model, name: str) -> _Measurement:
         """Load a model and measure it."""
         try:
-            measurement = self._measured(source, spec, name)
+            measurement = self._measure_network(source, spec, name)
         except torch.OutOfMemoryError as error:
             raise RecipeRefusedError(
                 f"{name} {spec.base} does not fit into the memory of the GPU with evaluation.batchSize "
@@ -132,7 +132,7 @@ class _Evaluator:
         print(f"{name} {spec.base}: {summary or 'answers generated'}", flush=True)
         return measurement
 
-    def _measured(self, source: Source, spec: Model, name: str) -> _Measurement:
+    def _measure_network(self, source: Source, spec: Model, name: str) -> _Measurement:
         numbers, requested_metrics, batch_size = {}, self.spec.selected_metrics, self.spec.batch_size
         new = NewTokens.of(spec, self.tokenizer)
         with model.load_model(source, spec, name, self.device, new, dtype=self.dtype) as network:

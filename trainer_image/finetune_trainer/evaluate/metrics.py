@@ -30,7 +30,12 @@ def compute_loss_metrics(requested_metrics: Sequence[Metric], loss: float) -> di
         loss: mean negative log-likelihood of the targets.
     """
     values: dict[Metric, float] = {"Loss": loss, "Perplexity": math.exp(min(loss, _MAX_EXPONENT))}
-    return {NUMBER_NAMES[metric][0]: value for metric, value in values.items() if metric in requested_metrics}
+    numbers: dict[str, float] = {}
+    for metric, value in values.items():
+        if metric in requested_metrics:
+            (name,) = NUMBER_NAMES[metric]
+            numbers[name] = value
+    return numbers
 
 
 def compute_answer_metrics(

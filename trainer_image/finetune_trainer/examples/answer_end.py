@@ -38,7 +38,8 @@ def find_end_token(tokenizer: PreTrainedTokenizerBase) -> int | None:
     Returns:
         None: there is no template, or the end of an answer is several tokens, at which no server stops.
     """
-    return _split_end(tokenizer)[1]
+    _, token = _split_end(tokenizer)
+    return token
 
 
 def has_end(tokenizer: PreTrainedTokenizerBase, text: str) -> bool:
@@ -68,22 +69,24 @@ def _split_end(tokenizer: PreTrainedTokenizerBase) -> tuple[str, int | None]:
     """Return the text between an answer and the token at which servers stop, and that token; without such a token, the whole end and None."""
     end = find_end_text(tokenizer)
     (tokens,) = encode(tokenizer, [end], special=False)
-    special = _find_special(tokenizer, end, tokens)
-    if special is not None:
-        return end.partition(_get_token_text(tokenizer, special))[0].strip(), special
+    special_token = _find_special(tokenizer, end, tokens)
+    if special_token is not None:
+        before, _, _ = end.partition(_get_token_text(tokenizer, special_token))
+        return before.strip(), special_token
     return ("", tokens[0]) if len(tokens) == 1 else (end, None)
 
 
-def _find_special(tokenizer: PreTrainedTokenizerBase, end: str, tokens: list[int]) -> int | None:
+def _find_special(tokenizer: PreTrainedTokenizerBase, text: str, tokens: list[int]) -> int | None:
     """Return the first special token of a text, for example <|end|> if <|endoftext|> follows it; None if there is none."""
     added = tokenizer.added_tokens_decoder
-    special = {
+    special_ids = {
         *tokenizer.all_special_ids,
         *(token for token, added_token in added.items() if added_token.special),
     }
-    # NB: the token for unknown characters is special too, but its own text is not in `end`, so it does not count.
+    # NB: the token for unknown characters is special too, but its own text is not in `text`, so it does not count.
     return next(
-        (token for token in tokens if token in special and _get_token_text(tokenizer, token) in end), None
+        (token for token in tokens if token in special_ids and _get_token_text(tokenizer, token) in text),
+        None,
     )
 
 

@@ -58,10 +58,10 @@ def rename(value: Any) -> Any:
     """
     if not isinstance(value, list):
         return value
-    return [_rename(message) if isinstance(message, dict) else message for message in value]
+    return [_rename_fields(message) if isinstance(message, dict) else message for message in value]
 
 
-def _rename(message: Message) -> Message:
+def _rename_fields(message: Message) -> Message:
     renamed = dict(message)
     for ours, theirs in FIELDS.items():
         if renamed.get(ours) is None and renamed.get(theirs) is not None:
@@ -120,7 +120,7 @@ def messages(value: Sequence[Message]) -> list[Message]:
     Raises:
         ValueError: a content has a part that is not text, tool calls are not a list of calls, or their arguments are not a JSON object.
     """
-    return [_message(message, number) for number, message in enumerate(value, start=1)]
+    return [_normalize_message(message, number) for number, message in enumerate(value, start=1)]
 
 
 def tools(value: Any) -> list[dict[str, Any]] | None:
@@ -131,12 +131,12 @@ def tools(value: Any) -> list[dict[str, Any]] | None:
     Raises:
         ValueError: the tools are not a list of definitions.
     """
-    definitions = _parsed(value, "tools") if isinstance(value, str) else _without_nulls(value)
+    definitions = _parse_json(value, "tools") if isinstance(value, str) else _drop_nulls(value)
     if not definitions:
         return None
     if not isinstance(definitions, list) or not all(isinstance(tool, dict) for tool in definitions):
         raise ValueError("tools are not a list of definitions")
-    return [_in_order(tool) for tool in definitions]
+    return [_order_keys(tool) for tool in definitions]
 
 
 def weighed(value: Sequence[Message], field: str) -> tuple[list[Message], list[bool]]:
@@ -148,7 +148,7 @@ def weighed(value: Sequence[Message], field: str) -> tuple[list[Message], list[b
         ValueError: the weight of an answer is neither 1 nor 0.
     """
     weights = [
-        message["role"] != "assistant" or _weight(message.get(field), field, number)
+        message["role"] != "assistant" or _parse_weight(message.get(field), field, number)
         for number, message in enumerate(value, start=1)
     ]
     return without(value, field), weights
@@ -187,21 +187,21 @@ def with_texts(text: str, change: Callable[[str], str]) -> str:
     Raises:
         ValueError: the text is not JSON.
     """
-    return json.dumps(_changed(json.loads(text), change), ensure_ascii=False)
+    return json.dumps(_change_texts(json.loads(text), change), ensure_ascii=False)
 
 
-def _message(message: Message, number: int) -> Message:
+def _normalize_message(message: Message, number: int) -> Message:
     normalized = {name: value for name, value in message.items() if value is not None}
     calls = normalized.pop("tool_calls", None)
     normalized["content"] = _join_parts(normalized.get("content", ""), number)
     if not calls:
         return normalized
     where = f"tool_calls of message {number}"
-    parsed_calls = _without_nulls(_parsed(calls, where) if isinstance(calls, str) else calls)
+    parsed_calls = _drop_nulls(_parse_json(calls, where) if isinstance(calls, str) else calls)
     if not isinstance(parsed_calls, list) or not all(isinstance(call, dict) for call in parsed_calls):
         raise ValueError(f"{where} are not a list of calls")
     return normalized | (
-        {"tool_calls": [_call(call, where) for call in parsed_calls]} if parsed_calls else {}
+        {"tool_calls": [_parse_arguments(call, where) for call in parsed_calls]} if parsed_calls else {}
     )
 
 
@@ -209,7 +209,7 @@ def _join_parts(content: str | list[Any], number: int) -> str:
     """Return the text of a content, which may be a list of parts: texts, or objects as clients of OpenAI send them."""
     if isinstance(content, str):
         if content.startswith(OTHER_PART):
-            raise _other_part(number, content.removeprefix(OTHER_PART).partition("\0")[0])
+            raise _build_part_error(number, content.removeprefix(OTHER_PART).partition("\0")[0])
         return content
     texts = []
     for part in content:
@@ -217,21 +217,21 @@ def _join_parts(content: str | list[Any], number: int) -> str:
         text = part.get("text") if isinstance(part, dict) else part
         written = plain_text.write(text) if plain_text.is_plain(text) else None
         if kind != TEXT_PART or written is None:
-            raise _other_part(number, kind)
+            raise _build_part_error(number, kind)
         texts.append(written)
     return BETWEEN_PARTS.join(texts)
 
 
-def _other_part(number: int, kind: Any) -> ValueError:
+def _build_part_error(number: int, kind: Any) -> ValueError:
     if kind == TEXT_PART:
         return ValueError(f"message {number} has a text part without a text")
     return ValueError(f"message {number} has a part of type {kind}, but only text parts can be trained on")
 
 
-def _weight(value: Any, field: str, number: int) -> bool:
-    weight = WEIGHTS.get(value.strip().lower()) if isinstance(value, str) else value
-    if weight is None and value is None:
+def _parse_weight(value: Any, field: str, number: int) -> bool:
+    if value is None:
         return True
+    weight = WEIGHTS.get(value.strip().lower()) if isinstance(value, str) else value
     if isinstance(weight, int | float) and weight in (0, 1):
         return bool(weight)
     raise ValueError(
@@ -239,62 +239,63 @@ def _weight(value: Any, field: str, number: int) -> bool:
     )
 
 
-def _call(call: dict[str, Any], where: str) -> dict[str, Any]:
+def _parse_arguments(call: dict[str, Any], where: str) -> dict[str, Any]:
+    """Return a call whose arguments are an object, in the field `function` or in the call itself."""
     function = call.get("function")
     if isinstance(function, dict):
-        return call | {"function": _call(function, where)}
+        return call | {"function": _parse_arguments(function, where)}
     arguments = call.get("arguments")
     if isinstance(arguments, str):
-        parsed_arguments = _parsed(arguments, f"arguments in {where}") if arguments.strip() else {}
+        parsed_arguments = _parse_json(arguments, f"arguments in {where}") if arguments.strip() else {}
         if isinstance(parsed_arguments, dict):
             return call | {"arguments": parsed_arguments}
         raise ValueError(f"arguments in {where} are not a JSON object")
     return call
 
 
-def _parsed(text: str, what: str) -> Any:
+def _parse_json(text: str, what: str) -> Any:
     try:
         return json.loads(text) if text.strip() else None
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{what} are not JSON") from error
 
 
-def _without_nulls(value: Any) -> Any:
+def _drop_nulls(value: Any) -> Any:
     """Return a structure without keys whose value is None.
 
     In a column of structures, each row has the keys of all rows, with None for the missing ones.
     """
     if isinstance(value, dict):
-        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
-    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
+        return {key: _drop_nulls(item) for key, item in value.items() if item is not None}
+    return [_drop_nulls(item) for item in value] if isinstance(value, list) else value
 
 
-def _in_order(tool: dict[str, Any]) -> dict[str, Any]:
-    ordered = {key: tool[key] for key in _known_first(tool)}
+def _order_keys(tool: dict[str, Any]) -> dict[str, Any]:
+    ordered = {key: tool[key] for key in _sort_known_first(tool)}
     for key in ("function", "parameters"):
         if isinstance(ordered.get(key), dict):
-            ordered[key] = _in_order(ordered[key])
+            ordered[key] = _order_keys(ordered[key])
     return ordered
 
 
-def _known_first(keys: Iterable[str]) -> list[str]:
+def _sort_known_first(keys: Iterable[str]) -> list[str]:
     return sorted(keys, key=lambda key: _FIRST.index(key) if key in _FIRST else len(_FIRST))
 
 
-def _changed(value: Any, change: Callable[[str], str]) -> Any:
+def _change_texts(value: Any, change: Callable[[str], str]) -> Any:
     if isinstance(value, dict):
-        return {key: _changed(item, change) for key, item in value.items()}
+        return {key: _change_texts(item, change) for key, item in value.items()}
     if isinstance(value, list):
-        return [_changed(item, change) for item in value]
+        return [_change_texts(item, change) for item in value]
     if isinstance(value, str):
-        return _changed_text(value, change)
+        return _change_text(value, change)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return value
     text = json.dumps(value)
     return value if (changed := change(text)) == text else changed
 
 
-def _changed_text(value: str, change: Callable[[str], str]) -> str:
+def _change_text(value: str, change: Callable[[str], str]) -> str:
     """Change a string, or the texts in its JSON: in OpenAI's format, the arguments of a call are JSON in a string."""
     if not value.lstrip().startswith("{"):
         return change(value)

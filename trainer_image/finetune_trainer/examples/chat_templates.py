@@ -164,5 +164,5 @@ def _has_marks(template: str) -> bool:
     """Whether a template has {% generation %} blocks, other than in comments."""
     parts = [(kind, text) for _, kind, text in Environment().lex(template) if kind != "whitespace"]  # noqa: S701 - it renders nothing
     return any(
-        before[0] == "block_begin" and part == ("name", "generation") for before, part in pairwise(parts)
+        kind == "block_begin" and part == ("name", "generation") for (kind, _), part in pairwise(parts)
     )

@@ -29,11 +29,11 @@ def parse_labels(rows: Mapping[str, list[Any]], columns: Columns) -> list[bool |
         return [None] * len(next(iter(rows.values())))
     parsed = [_parse_label(value) for value in rows[column]]
     if None in parsed:
-        number = parsed.index(None)
+        index = parsed.index(None)
         raise RowError(
             "LabelValue",
-            f"column {column} of {A_ROW} holds {rows[column][number]!r:.40}: {EXPECTED_LABELS}; correct or remove such rows",
-            offset=number,
+            f"column {column} of {A_ROW} holds {rows[column][index]!r:.40}: {EXPECTED_LABELS}; correct or remove such rows",
+            offset=index,
         )
     return parsed
 

@@ -70,23 +70,22 @@ def find_columns(
             f"{where} has no columns with well-known names of examples: {among} {_list_columns(considered)}; name the columns of an "
             "example in data.columns",
         )
-    if len(examples) > 1:
+    example, *other_examples = examples
+    if other_examples:
         raise DataError(
             "ColumnsAmbiguous",
             f"{where} has columns for several kinds of examples: {'; '.join(map(describe_columns, examples))}; name one kind "
             "in data.columns",
         )
     # Templates already show what belongs to the prompt, and examples without a prompt column have nothing to add it to.
-    extra_texts = (
-        [] if templates or examples[0].prompt is None else _find_texts(schema, _EXTRA_PROMPT_COLUMNS)
-    )
+    extra_texts = [] if templates or example.prompt is None else _find_texts(schema, _EXTRA_PROMPT_COLUMNS)
     if extra_texts:
         raise DataError(
             "ColumnsAmbiguous",
-            f"{where} has {describe_columns(examples[0])}, and {' and '.join(extra_texts)}, which may belong to the prompt: name the "
+            f"{where} has {describe_columns(example)}, and {' and '.join(extra_texts)}, which may belong to the prompt: name the "
             "columns of an example in data.columns; to render several columns into a prompt, set data.prepare.promptTemplate",
         )
-    return examples[0]
+    return example
 
 
 def find_table_columns(data: Data) -> Columns:

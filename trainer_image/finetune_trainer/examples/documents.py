@@ -148,8 +148,8 @@ class Documents:
         tools_of_rows = rows[self.columns.tools] if self.columns.tools else [None] * len(rows[column])
         for value, tools in zip(rows[column], tools_of_rows, strict=True):
             messages, learned = self.select_learned(value, column)
-            used = parse_tools(tools, str(self.columns.tools))
-            yield (self._encode_conversation(messages, learned, self.answers_only, used),)
+            definitions = parse_tools(tools, str(self.columns.tools))
+            yield (self._encode_conversation(messages, learned, self.answers_only, definitions),)
 
     def select_learned(self, value: Any, column: str) -> tuple[list[chat_messages.Message], list[int]]:
         """Return the messages in a value of a column of conversations, and the turns of the assistant that are learned.
@@ -206,13 +206,13 @@ class Documents:
             yield from encode_run(list(run))
 
     def _encode_text_preferences(self, rows: list[tuple[str, ...]]) -> Iterator[tuple[Document, ...]]:
-        prompt_tokens = self.encode_prompts(prompt for prompt, *_ in rows)
-        replies = [self._encode_replies([row[which] for row in rows]) for which in range(1, len(rows[0]))]
-        for row, prompt, *answers in zip(rows, prompt_tokens, *replies, strict=True):
+        prompts, *answer_columns = zip(*rows, strict=True)
+        replies = [self._encode_replies(texts) for texts in answer_columns]
+        for (_, *texts), prompt, *answers in zip(rows, self.encode_prompts(prompts), *replies, strict=True):
             yield tuple(
                 # An empty answer has no targets, not even its end of text.
                 Document(prompt + answer, [False] * len(prompt) + [bool(text.strip())] * len(answer))
-                for text, answer in zip(row[1:], answers, strict=True)
+                for text, answer in zip(texts, answers, strict=True)
             )
 
     def _encode_preferences(self, rows: list[tuple[Any, ...]]) -> Iterator[tuple[Document, ...]]:

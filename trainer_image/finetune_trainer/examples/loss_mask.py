@@ -59,7 +59,7 @@ def render(
 
 
 def find_answers(messages: Sequence[Message]) -> list[int]:
-    """Return the turns of the assistant."""
+    """Return the turns of the assistant, each as the index of its message."""
     return [turn for turn, message in enumerate(messages) if message["role"] == "assistant"]
 
 
@@ -111,8 +111,9 @@ def _join_blocks(blocks: list[Span]) -> list[Span]:
     """Join adjacent blocks: a template may have one block for an answer, and another for its end."""
     joined: list[Span] = []
     for begin, end in blocks:
-        if joined and joined[-1][1] == begin:
-            joined[-1] = (joined[-1][0], end)
+        last_begin, last_end = joined[-1] if joined else (0, None)
+        if last_end == begin:
+            joined[-1] = (last_begin, end)
         else:
             joined.append((begin, end))
     return joined
@@ -132,6 +133,7 @@ def _find_added_spans(
     added = []
     for turn in learned:
         try:
+            # The conversation up to the answer with the generation prompt, and the conversation with the answer.
             request = beginning(messages[:turn], add_generation_prompt=True)
             through = beginning(messages[: turn + 1])
             begin = len(request) if through.startswith(request) else None
@@ -199,8 +201,11 @@ def check_template(tokenizer: PreTrainedTokenizerBase, base: str) -> None:
     question = answer_end.QUESTION
     for messages in ([question, answer_end.ANSWER], [question, answer_end.ANSWER, question]):
         behind = _find_behind_answer(tokenizer, messages)
-        if behind is not None and not answer_end.has_end(tokenizer, behind[0]):
-            raise RecipeRefusedError(_explain_missing_end(tokenizer, messages, behind[1], base))
+        if behind is None:
+            continue
+        learned_text, whole_text = behind
+        if not answer_end.has_end(tokenizer, learned_text):
+            raise RecipeRefusedError(_explain_missing_end(tokenizer, messages, whole_text, base))
 
 
 def _find_behind_answer(
@@ -217,9 +222,9 @@ def _find_behind_answer(
     except DataError:
         return None
     answer = str(answer_end.ANSWER["content"])
-    begin = text.find(answer) + len(answer)
     if not learned or answer not in text:
         return None
+    begin = text.find(answer) + len(answer)
     return "".join(text[max(start, begin) : end] for start, end in learned), text[begin:]
 
 
@@ -246,10 +251,10 @@ def find_overlaps(places: list[tuple[int, int]], targets: list[tuple[int, int]])
     if not targets or not places:
         return [False] * len(places)
     begins, ends = np.asarray(places).T
-    span_begins, span_ends = np.asarray(targets).T
+    target_begins, target_ends = np.asarray(targets).T
     # The first target that ends after the place begins: if any target overlaps the place, this one does.
-    first = np.searchsorted(span_ends, begins, side="right")
-    is_inside = (first < len(targets)) & (span_begins[np.minimum(first, len(targets) - 1)] < ends)
+    first = np.searchsorted(target_ends, begins, side="right")
+    is_inside = (first < len(targets)) & (target_begins[np.minimum(first, len(targets) - 1)] < ends)
     overlapping: list[bool] = is_inside.tolist()
     return overlapping
 

@@ -91,21 +91,21 @@ def is_plain_type(kind: pa.DataType) -> bool:
     """Whether `write_column` has texts for the values of a type."""
     import pyarrow as pa
 
-    is_kind = pa.types
+    types = pa.types
     return any(
         (
-            is_kind.is_null(kind),
-            is_kind.is_string(kind),
-            is_kind.is_large_string(kind),
-            is_kind.is_string_view(kind),
-            is_kind.is_integer(kind),
-            is_kind.is_float32(kind),
-            is_kind.is_float64(kind),
-            is_kind.is_decimal(kind) and kind.precision <= MAX_DECIMAL_DIGITS,
-            is_kind.is_boolean(kind),
-            is_kind.is_date(kind),
-            is_kind.is_timestamp(kind),
-            is_kind.is_duration(kind),
+            types.is_null(kind),
+            types.is_string(kind),
+            types.is_large_string(kind),
+            types.is_string_view(kind),
+            types.is_integer(kind),
+            types.is_float32(kind),
+            types.is_float64(kind),
+            types.is_decimal(kind) and kind.precision <= MAX_DECIMAL_DIGITS,
+            types.is_boolean(kind),
+            types.is_date(kind),
+            types.is_timestamp(kind),
+            types.is_duration(kind),
         )
     )
 
@@ -172,14 +172,14 @@ def is_list(kind: pa.DataType) -> bool:
     """Return whether values of a type are lists, in any layout."""
     import pyarrow as pa
 
-    is_kind = pa.types
+    types = pa.types
     return any(
         (
-            is_kind.is_list(kind),
-            is_kind.is_large_list(kind),
-            is_kind.is_fixed_size_list(kind),
-            is_kind.is_list_view(kind),
-            is_kind.is_large_list_view(kind),
+            types.is_list(kind),
+            types.is_large_list(kind),
+            types.is_fixed_size_list(kind),
+            types.is_list_view(kind),
+            types.is_large_list_view(kind),
         )
     )
 

@@ -25,11 +25,12 @@ def read_stop_tokens(
     """
     from transformers import AutoConfig, GenerationConfig
 
-    folders = [folder for folder in (adapter, base) if folder and (folder / GENERATION_CONFIG).exists()]
+    folders = (folder for folder in (adapter, base) if folder and (folder / GENERATION_CONFIG).exists())
+    folder = next(folders, None)
     # NB: as in transformers, the configuration has no effect if there is a generation config, even one without stop tokens.
     config: Any = (
-        GenerationConfig.from_pretrained(str(folders[0]))
-        if folders
+        GenerationConfig.from_pretrained(str(folder))
+        if folder
         else GenerationConfig.from_model_config(
             AutoConfig.from_pretrained(str(base), trust_remote_code=trust_remote_code)
         )

@@ -133,11 +133,11 @@ def _probe(tokenizer: PreTrainedTokenizerBase, tool: dict[str, Any], call: dict[
     """Return what a template omits without an error of a tool, its call and the result, in one form of the probes."""
     question: Message = {"role": "user", "content": "?"}
     answer: Message = {"role": "assistant", "content": "!"}
-    used: list[Message] = [
+    call_and_result: list[Message] = [
         {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "content": _RESULT, "name": _CALL, "tool_call_id": _ID},
     ]
     defined = try_render(tokenizer, adapt_contents(tokenizer, [question, answer]), [tool])
-    called = try_render(tokenizer, adapt_contents(tokenizer, [question, *used, answer]), [tool])
+    called = try_render(tokenizer, adapt_contents(tokenizer, [question, *call_and_result, answer]), [tool])
     marks = ((_TOOLS, _TOOL, defined), (_CALLS, _CALL, called), (_RESULTS, _RESULT, called))
     return frozenset(what for what, mark, text in marks if text is not None and mark not in text)

@@ -152,7 +152,7 @@ def check_same_vocabulary(
         if theirs.get(token, number) != number or known_to_teacher.get(number, token) != token
     )
     if differing:
-        number, token = differing[0]
+        (number, token), *_ = differing
         raise RecipeRefusedError(
             f"the tokenizers of model.base {base} and of the teacher {teacher} disagree on {len(differing):,} tokens, "
             f"first on {token!r} with id {number:,} in {base}: choose a teacher of the same family",

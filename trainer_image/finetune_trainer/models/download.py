@@ -27,6 +27,7 @@ _FIELD = "model.base"
 _BASE_OF_ADAPTER = "base-of-adapter"
 _NOT_FOUND = "ModelNotFound"
 _WHOLE = "whole"
+_LOGIN_REMEDY = "name a Secret with HF_TOKEN in spec.pods.all.envFrom, which applies to all pods"
 
 
 @dataclass(frozen=True)
@@ -164,9 +165,9 @@ def _fetch_base(adapter: Parts, uri: str, place: _Place, *, without_weights: boo
                 without_weights=without_weights,
             )
     except RecipeRefusedError as error:
-        stored = filesystems.is_object_store(reference.uri) or reference.uri.startswith("models:/")
+        has_one_cause = filesystems.is_object_store(reference.uri) or reference.uri.startswith("models:/")
         # For a Hub id or a path, the message of the error names more causes: a private model, a volume that is not mounted.
-        if error.reason != _NOT_FOUND or not stored:
+        if error.reason != _NOT_FOUND or not has_one_cause:
             raise
         raise RecipeRefusedError(
             (
@@ -302,9 +303,6 @@ def _list_mlflow_files(repository: object, folder: str) -> Iterable[str]:
             yield entry.path
 
 
-_ALL_PODS = "name a Secret with HF_TOKEN in spec.pods.all.envFrom, which applies to all pods"
-
-
 def _fetch_from_hub(name: str, revision: str | None, cache: Cache | None, *, without_weights: bool) -> Path:
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -318,7 +316,7 @@ def _fetch_from_hub(name: str, revision: str | None, cache: Cache | None, *, wit
         return _download_snapshot(name, revision, cache, without_weights=without_weights)
     except GatedRepoError as error:
         raise RecipeRefusedError(
-            f"model.base {name} is gated: accept the model's terms on the Hub, and {_ALL_PODS}",
+            f"model.base {name} is gated: accept the model's terms on the Hub, and {_LOGIN_REMEDY}",
             reason="ModelForbidden",
         ) from error
     except HFValidationError as error:
@@ -332,7 +330,7 @@ def _fetch_from_hub(name: str, revision: str | None, cache: Cache | None, *, wit
     except RepositoryNotFoundError as error:
         raise _not_found_error(
             name,
-            f"correct the Hub id or, if the model is private, {_ALL_PODS}",
+            f"correct the Hub id or, if the model is private, {_LOGIN_REMEDY}",
         ) from error
     except LocalEntryNotFoundError as error:
         raise TrainingError(

@@ -62,15 +62,15 @@ def read_version(folder: Path, at: Origin) -> Parts:
     base = model if model.is_dir() else None
     tokenizer = components if components.is_dir() else None
     # NB: MLflow finds a folder of a version (models:/name/version) by its URI, but not a folder of a logged model (models:/id).
-    within = Origin(f"{at.uri}/{inner}") if base and at.uri.count("/") > 1 else None
+    inner_origin = Origin(f"{at.uri}/{inner}") if base and at.uri.count("/") > 1 else None
     # NB: a merged model also has its adapter next to it; the flavor names only an adapter that is not merged yet.
     if "peft_adaptor" not in flavor:
-        plain = read_folder(base or folder, within or at)
+        plain = read_folder(base or folder, inner_origin or at)
         return replace(plain, tokenizer=tokenizer or plain.tokenizer)
     adapter = folder / flavor["peft_adaptor"]
     name = flavor.get("local_base_model_path") or flavor.get("source_model_name")
     of = _find_base(adapter, name, flavor.get("source_model_revision"))
-    return Parts(base, tokenizer, adapter, of, within)
+    return Parts(base, tokenizer, adapter, of, inner_origin)
 
 
 def _read_transformers_flavor(mlmodel: Path) -> dict[str, Any]:

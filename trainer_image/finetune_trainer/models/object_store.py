@@ -48,11 +48,14 @@ class StoredModel:
         manifest = f"{self.root}/{MANIFEST}"
         if manifest not in self.entries:
             return self
-        within = {name: str(self._within(name)) for name in self.entries}
-        sizes = {within[name]: info["size"] for name, info in self.entries.items()}
+        relative_names = {name: str(self._within(name)) for name in self.entries}
+        sizes = {relative_names[name]: info["size"] for name, info in self.entries.items()}
         model_files = list_model_files(self.uri, self.files.cat_file(manifest), sizes)
         return replace(
-            self, entries={name: info for name, info in self.entries.items() if within[name] in model_files}
+            self,
+            entries={
+                name: info for name, info in self.entries.items() if relative_names[name] in model_files
+            },
         )
 
     def _within(self, name: str) -> PurePosixPath:

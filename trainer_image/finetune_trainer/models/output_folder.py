@@ -232,13 +232,16 @@ class ModelFolder:
         except PodFailure:
             raise
         except Exception as error:
-            reason, why = self._refusal(error) or ("OutputUnwritable", None)
-            if why is not None:
+            refusal = self._refusal(error)
+            if refusal is not None:
+                reason, why = refusal
                 raise refused(message=f"output.uri {self.uri} {why}", reason=reason) from error
             failure = filesystems.describe_failure(error)
             if failure is None:
                 raise
-            raise TrainingError(reason, f"output.uri {self.uri} cannot be written: {failure}") from error
+            raise TrainingError(
+                "OutputUnwritable", f"output.uri {self.uri} cannot be written: {failure}"
+            ) from error
 
     def _refusal(self, error: Exception) -> tuple[str, str] | None:
         """Return the reason and the message of an error that the spec or the pod's login causes; None for any other error."""
@@ -275,10 +278,10 @@ def list_model_files(uri: str, manifest: bytes, sizes: Mapping[str, int]) -> set
     # No job wrote this manifest, so it does not limit the model to some of the files.
     if parsed is None:
         return set(sizes)
-    missing = parsed.explain_incomplete(sizes)
-    if missing:
+    problem = parsed.explain_incomplete(sizes)
+    if problem:
         raise RecipeRefusedError(
-            f"model.base {uri} is incomplete ({missing}): start this job after that job has succeeded",
+            f"model.base {uri} is incomplete ({problem}): start this job after that job has succeeded",
             reason="ModelNotLoadable",
         )
     return set(parsed.files or ())

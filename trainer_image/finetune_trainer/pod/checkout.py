@@ -123,9 +123,9 @@ def _classify_failure(url: str, errors: str) -> CheckoutError:
     if refused or "not found" in errors:
         # NB: many servers also ask for a login if there is no such repository; no login helps then.
         password = _read_password()
-        kind = RefusedError if refused and password else CheckoutError
+        error_type = RefusedError if refused and password else CheckoutError
         remedy = "check the Secret in" if password else "name a Secret with credentials in"
-        return kind(
+        return error_type(
             f"the repository {url} does not exist, or requires other credentials: {remedy} spec.trainer.code.git.secretRef ({line})"
         )
     return CheckoutError(f"the repository {url} cannot be fetched: {line}")

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 EXIT_FAILED = 1
 ENV_TERMINATION_PATH = "FINETUNE_TERMINATION_PATH"
-_MESSAGE_MAX_CHARS = 2048
+_REASON_MAX_CHARS, _MESSAGE_MAX_CHARS = 64, 2048
 
 
 class PodFailure(Exception):  # noqa: N818 - preemption is an outcome, not an error
@@ -139,5 +139,5 @@ def describe(error: BaseException) -> tuple[int, TerminationMessage]:
         code, reason, line = EXIT_FAILED, type(error).__name__, first_line(error)
         # Without a message, the line is the name of the error's type, which the reason already is.
         sentence = line if line == reason else f"{reason}: {line}"
-    pod_error = PodError(reason=reason[:64], message=sentence[:_MESSAGE_MAX_CHARS], rank=rank)
+    pod_error = PodError(reason=reason[:_REASON_MAX_CHARS], message=sentence[:_MESSAGE_MAX_CHARS], rank=rank)
     return code, TerminationMessage(error=pod_error, checkpoint_step=step)

@@ -185,12 +185,12 @@ class Tracker:
             return
         if seconds is None:
             seconds = get_patience_seconds(self._patience)
-        complete = self.flush(seconds)
+        is_complete = self.flush(seconds)
         with self._changed:
             self._closing = True
             self._changed.notify_all()
         self._thread.join(timeout=1.0)
-        if not complete:
+        if not is_complete:
             self._print(f"MLflow was not reachable for {seconds:.0f} s: the last metrics are lost")
 
     def _print(self, line: str) -> None:

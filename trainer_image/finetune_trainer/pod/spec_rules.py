@@ -145,10 +145,10 @@ def _find_violations(schema: Schema, value: Any, path: str) -> Iterator[str]:
         yield message if message.startswith(field) else f"{field}: {message}"
     if isinstance(value, celtypes.MapType):
         fields: Schema = schema.get("properties", {})
-        inner = schema.get("additionalProperties")
+        value_schema = schema.get("additionalProperties")
         for key, part in value.items():
             name = str(key)
-            field_schema = fields.get(name, inner if isinstance(inner, dict) else {})
+            field_schema = fields.get(name, value_schema if isinstance(value_schema, dict) else {})
             yield from _find_violations(field_schema, part, f"{path}.{name}")
     elif isinstance(value, celtypes.ListType):
         for number, item in enumerate(value):
@@ -164,11 +164,11 @@ def _convert(schema: Schema, value: Any) -> Any:
     """Return a JSON value with the types of CEL: a number of the schema is a double, even if it is written without decimals."""
     if isinstance(value, dict):
         fields: Schema = schema.get("properties", {})
-        inner = schema.get("additionalProperties")
+        value_schema = schema.get("additionalProperties")
         return celtypes.MapType(
             {
                 celtypes.StringType(name): _convert(
-                    fields.get(name, inner if isinstance(inner, dict) else {}), part
+                    fields.get(name, value_schema if isinstance(value_schema, dict) else {}), part
                 )
                 for name, part in value.items()
             }
