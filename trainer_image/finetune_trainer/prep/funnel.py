@@ -260,7 +260,9 @@ class Funnel:
             aggregates[name] = sf.count_if(dropped_by == name)
             aggregates |= samples.sample_aggregates(name, self._source_samples, text, dropped_by == name)
         if form.weight:
-            aggregates[_WEIGHED] = sf.count_if(conversations.has_weights(form.spoken[0]))
+            # Only a conversation has weights, and it is in one column.
+            (column,) = form.spoken
+            aggregates[_WEIGHED] = sf.count_if(conversations.has_weights(column))
         return self._watch(_FILTERED, frame, **aggregates)
 
     def _drop_flagged(self, frame: DataFrame) -> DataFrame:

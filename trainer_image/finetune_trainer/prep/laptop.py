@@ -67,7 +67,8 @@ def _load_job(path: Path) -> dict[str, Any] | None:
     jobs = [part for part in parts if part.get("kind") == "FineTuneJob"]
     if len(jobs) != 1:
         raise RecipeError(f"{path} has {len(jobs)} FineTuneJobs: use a file with exactly one")
-    return jobs[0]
+    (job,) = jobs
+    return job
 
 
 def _build_recipe(path: Path, job: dict[str, Any]) -> Recipe:

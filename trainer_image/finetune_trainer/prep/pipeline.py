@@ -189,7 +189,7 @@ def _read_sources(spark: SparkSession, recipe: Recipe, request: Request, scratch
             plan = build_plan(_complete(recipe, example_columns), conversations)
             reader.check(source.frame, plan, request.source_name)
         return Corpus(lambda change: change(source.frame), example_columns, plan, [source])
-    parts, read = [], []
+    parts, sources = [], []
     for part in request.source.sources:
         source_field = f"data.source.sources[{part.name}]"
         source = reader.read(spark, part, scratch / part.name, source_field, request.prepare.catalog)
@@ -199,18 +199,18 @@ def _read_sources(spark: SparkSession, recipe: Recipe, request: Request, scratch
                 source.frame, recipe, request, part.address
             )
         parts.append(mix.Part(part, source.frame, example_columns))
-        read.append(source)
+        sources.append(source)
     parts, example_columns = mix.unify_columns(parts, request.templates)
     plan = build_plan(_complete(recipe, example_columns), mix.find_conversations(parts, example_columns))
-    for checked, source in zip(parts, read, strict=True):
+    for mix_part, source in zip(parts, sources, strict=True):
         with text_files.checking_on_failure(spark, source.texts):
-            reader.check(checked.frame, plan, checked.source.address)
+            reader.check(mix_part.frame, plan, mix_part.source.address)
 
     def get_rows(change: Callable[[DataFrame], DataFrame]) -> DataFrame:
         changed_parts = [replace(part, frame=change(part.frame)) for part in parts]
         return mix.mix_parts(changed_parts, plan.form, plan.prepare.split_ratios.seed)
 
-    return Corpus(get_rows, example_columns, plan, read)
+    return Corpus(get_rows, example_columns, plan, sources)
 
 
 def _check_lines(spark: SparkSession, corpus: Corpus) -> None:
@@ -219,8 +219,8 @@ def _check_lines(spark: SparkSession, corpus: Corpus) -> None:
     Raises:
         DataError: a line cannot be read.
     """
-    for texts in filter(None, (read.texts for read in corpus.sources)):
-        text_files.check(spark, *texts)
+    for texts in filter(None, (source.texts for source in corpus.sources)):
+        text_files.check(spark, texts.kind, texts.paths, texts.settings)
 
 
 def _write_table(
@@ -281,10 +281,10 @@ def _naming_refused_row(corpus: Corpus, recipe: Recipe, tokenizer: Loaded) -> Ab
 
 def _collect_facts(recipe: Recipe, plan: Plan, corpus: Corpus, counts: Counts) -> report.Facts:
     """Return what the report shows."""
-    read = zip(plan.source.parts, corpus.read, strict=True)
+    parts = zip(plan.source.parts, corpus.read, strict=True)
     return report.Facts(
         title=f"{recipe.job.namespace}/{recipe.job.name}",
-        source=", ".join(f"{part.address}{source.at}" for part, source in read),
+        source=", ".join(f"{part.address}{source.at}" for part, source in parts),
         output=plan.prepare.output,
         examples=counts.examples,
         dropped=counts.dropped,

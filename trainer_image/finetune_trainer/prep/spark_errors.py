@@ -40,6 +40,7 @@ _NOT_UTF8 = ("INVALID_UTF8_STRING", "UnicodeDecodeError: ")
 _FILE_CONDITIONS = ("FAILED_READ_FILE", "CANNOT_READ_FILE_FOOTER")
 # A message may quote a line of the corpus.
 _MAX_MESSAGE_CHARS = 200
+_MAX_CAUSES = 32
 _FILE_DELETED = "FAILED_READ_FILE.FILE_NOT_EXIST"
 _DISK_FULL = "No space left on device"
 # Packages on the stack of the JVM while the files or the commit of the table are written.
@@ -167,11 +168,12 @@ def _find_file_error(request: Request, causes: list[tuple[str, str]]) -> PodFail
         return None
     if failure.startswith(f"[{_FILE_DELETED}]") and (table := _find_table(request, failure)):
         return delta_table.build_gone_error(table)
+    *_, (_, reason) = causes
     file = re.search(r"while reading file (\S+?)\.?\s", f"{failure} ")
     name = as_named(unquote(file.group(1))) if file else request.source_name
-    codec = next((codec for codec in CODECS_NOT_READ if f"{codec}Codec" in causes[-1][1]), None)
+    codec = next((codec for codec in CODECS_NOT_READ if f"{codec}Codec" in reason), None)
     sentence = (
-        f"{name} cannot be read: {_shorten(causes[-1][1])}; fix or remove the file"
+        f"{name} cannot be read: {_shorten(reason)}; fix or remove the file"
         if codec is None
         else explain_codec(name, codec)
     )
@@ -314,7 +316,7 @@ def _list_causes(exception: Any) -> list[tuple[str, str]]:
     causes: list[tuple[str, str]] = []
     cause = exception
     # The limit ends a chain of causes that is a circle.
-    while cause is not None and len(causes) < 32:
+    while cause is not None and len(causes) < _MAX_CAUSES:
         message = cause.getMessage()
         causes.append((cause.getClass().getName(), first_line(message) if message else ""))
         cause = cause.getCause()

@@ -140,7 +140,7 @@ def _draw_lengths(facts: Facts) -> Figure:
     used = [index for index, number in enumerate(before) if number]
     figure, axes = _create_figure(3.2)
     if used:
-        shown = range(used[0], used[-1] + 1)
+        shown = range(min(used), max(used) + 1)
         labels = [f"{EDGES[index]:,}" for index in shown]
         places = range(len(labels))
         axes.bar(places, [before[index] for index in shown], color=_DROPPED_COLOR, label="before the limits")
@@ -162,6 +162,7 @@ def _draw_clusters(clusters: dict[int, int]) -> Figure:
         sum(number for size, number in clusters.items() if begin <= size < end)
         for begin, end in zip(_CLUSTER_SIZES, ends, strict=True)
     ]
+    # The bars after the last cluster are left out.
     used = max(place for place, number in enumerate(numbers) if number) + 1
     figure, axes = _create_figure(3.0)
     axes.bar(labels[:used], numbers[:used], color=_DROPPED_COLOR)

@@ -58,10 +58,10 @@ def _find_refused_syntax(frame: DataFrame, condition: str) -> str | None:
     for node in _walk(parsed):
         kind = _class_name(node)
         if kind == "UnresolvedFunction":
-            name = [part.lower() for part in _list_items(node.nameParts())]
-            # A name of several parts is a function of a catalog, which may be anybody's code.
-            if len(name) > 1 or name[0] in _REFLECTION:
-                return f"the function {'.'.join(name)}"
+            *catalog, name = [part.lower() for part in _list_items(node.nameParts())]
+            # A function of a catalog may be anybody's code.
+            if catalog or name in _REFLECTION:
+                return f"the function {'.'.join([*catalog, name])}"
         elif "Window" in kind:
             return "a window"
         elif kind in _SUBQUERIES:

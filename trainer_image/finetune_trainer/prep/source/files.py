@@ -85,17 +85,20 @@ def read(
             rows = frame(spark, source.type, [place.path], settings, paths)
             if not rows.columns:
                 raise DataError(
-                    "EmptySource", f"{field}.{_named(source)} has no rows: check what was written to it"
+                    "EmptySource",
+                    f"{field}.{_describe_location(source)} has no rows: check what was written to it",
                 )
         return rows, _digest(files), texts
     except AnalysisException as error:
         if error.getCondition() == "PATH_NOT_FOUND":
             raise DataError(
                 "MissingSource",
-                f"{field}.{_named(source)} does not exist: mount the volume, or correct the path",
+                f"{field}.{_describe_location(source)} does not exist: mount the volume, or correct the path",
             ) from error
         if error.getCondition() == "UNABLE_TO_INFER_SCHEMA":
-            raise DataError("EmptySource", f"{field}.{_named(source)} has no {source.type} files") from error
+            raise DataError(
+                "EmptySource", f"{field}.{_describe_location(source)} has no {source.type} files"
+            ) from error
         raise
 
 
@@ -105,7 +108,7 @@ def _check_compressions(files: Sequence[str], kind: str) -> None:
             raise DataError("UnreadableSource", sentence)
 
 
-def _named(source: Source | NamedSource) -> str:
+def _describe_location(source: Source | NamedSource) -> str:
     """Return the field with the location of a source, and its value."""
     return f"table {source.table}" if source.table else f"path {source.path}"
 
@@ -139,7 +142,10 @@ def _digest(files: Sequence[_File]) -> str:
     """Return a digest of the names, sizes and modification times of files."""
     # NB: each read of a Unity Catalog table has a scheme of its own, which must not change the digest.
     return digest_of(
-        sorted([re.sub(f"^{OWN_SCHEME}[0-9a-f]+:", "s3a:", file.path), *file[1:]] for file in files)
+        sorted(
+            [re.sub(f"^{OWN_SCHEME}[0-9a-f]+:", "s3a:", file.path), file.bytes, file.modified_microseconds]
+            for file in files
+        )
     )
 
 
@@ -149,14 +155,16 @@ def has_subfolders(root: str, paths: Sequence[str]) -> bool:
     Raises:
         DataError: the source has subfolders of both kinds.
     """
-    above = _without_scheme(root)
+    root_path = _without_scheme(root)
     files = [_without_scheme(path) for path in paths]
     folders = {
-        file.parent.relative_to(above) for file in files if file.is_relative_to(above) and file != above
+        file.parent.relative_to(root_path)
+        for file in files
+        if file.is_relative_to(root_path) and file != root_path
     }
-    below = [folder for folder in folders if folder.parts]
-    partitions = [folder for folder in below if any("=" in part for part in folder.parts)]
-    plain = [folder for folder in below if folder not in partitions]
+    subfolders = [folder for folder in folders if folder.parts]
+    partitions = [folder for folder in subfolders if any("=" in part for part in folder.parts)]
+    plain = [folder for folder in subfolders if folder not in partitions]
     if partitions and plain:
         raise DataError(
             "UnreadableSource",

@@ -119,16 +119,16 @@ def _union(reader: DataFrameReader, files: Mapping[str, Footer]) -> DataFrame:
     columns: dict[str, StructField] = {}
     for file, footer in files.items():
         groups.setdefault(f"{footer.schema.json()}{footer.nanoseconds}", []).append(file)
-    frames = []
+    frames, first_files = [], []
     for group in groups.values():
-        footer = files[group[0]]
+        first_file, *_ = group
+        footer = files[first_file]
         frame = _with_times(reader.schema(footer.schema).load(group), footer)
         columns |= {field.name: field for field in frame.schema.fields}
         frames.append(_without_empty_columns(frame) if len(groups) > 1 else frame)
+        first_files.append(first_file)
     # The schemas of the frames, and a file of each, for messages.
-    (merged, first), *remaining = zip(
-        (frame.schema for frame in frames), (group[0] for group in groups.values()), strict=True
-    )
+    (merged, first), *remaining = zip((frame.schema for frame in frames), first_files, strict=True)
     for schema, file in remaining:
         merged = _merge_fields(merged, schema, file, first)
     # A column that is empty in every file stays, with the type in one of the files.

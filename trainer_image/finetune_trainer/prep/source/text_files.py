@@ -59,7 +59,7 @@ def checking_on_failure(spark: SparkSession, files: TextFiles | None) -> Iterato
         yield
     except DataError:
         if files is not None:
-            check(spark, *files)
+            check(spark, files.kind, files.paths, files.settings)
         raise
 
 
@@ -146,6 +146,7 @@ def _find_line(lines: DataFrame, kind: str) -> tuple[int, str]:
     )
     first = numbered.where(sf.col(_REASON).isNotNull()).orderBy(_BLOCK, _NUMBER).head()
     assert first is not None  # noqa: S101 - the file has an unreadable line
-    is_before = sf.col(_NUMBER) <= first[_NUMBER]
-    through = (sf.col(_BLOCK) < first[_BLOCK]) | ((sf.col(_BLOCK) == first[_BLOCK]) & is_before)
-    return numbered.where(through).count(), str(first[_REASON])
+    is_up_to_line = sf.col(_NUMBER) <= first[_NUMBER]
+    is_in_block = (sf.col(_BLOCK) == first[_BLOCK]) & is_up_to_line
+    number = numbered.where((sf.col(_BLOCK) < first[_BLOCK]) | is_in_block).count()
+    return number, str(first[_REASON])

@@ -99,8 +99,8 @@ def _parse_column(name: str, kind: DataType, form: Form) -> Column:
         )
     assert isinstance(kind, ArrayType)  # noqa: S101 - conversations are
     assert isinstance(kind.elementType, StructType)  # noqa: S101
-    message = kind.elementType
-    kinds = {field.name: field.dataType for field in message}
+    message_type = kind.elementType
+    kinds = {field.name: field.dataType for field in message_type}
 
     def field(turn: Column, name: str) -> Column:
         if name == _CALLS and LEGACY_CALL in kinds:
@@ -110,7 +110,7 @@ def _parse_column(name: str, kind: DataType, form: Form) -> Column:
 
     def as_is(turn: Column, name: str) -> Column:
         if name == "content":
-            return content.text_of(turn, message)
+            return content.text_of(turn, message_type)
         if name == "role":
             names = [field_name for field_name in (name, FIELDS[name]) if field_name in kinds]
             return sf.coalesce(*(turn[field_name].cast("string") for field_name in names))
@@ -126,7 +126,7 @@ def _parse_column(name: str, kind: DataType, form: Form) -> Column:
 
     return sf.transform(
         column,
-        lambda turn: _build_message({name: field(turn, of_source) for name, of_source in fields.items()}),
+        lambda turn: _build_message({name: field(turn, source_name) for name, source_name in fields.items()}),
     )
 
 

@@ -217,9 +217,10 @@ def _texts(evaluation_set: EvaluationSet) -> dict[str, Column]:
     }
     wrong = [name for name, texts in texts_by_column.items() if texts is None]
     if wrong and evaluation_set.source.columns:
+        column_name, *_ = wrong
         raise DataError(
             "WrongColumnType",
-            f"column {wrong[0]} of the evaluation set {evaluation_set.source.name} holds {fields[wrong[0]].simpleString()}: name columns "
+            f"column {column_name} of the evaluation set {evaluation_set.source.name} holds {fields[column_name].simpleString()}: name columns "
             "with texts, lists of texts, or lists of {role, content}",
         )
     texts = {name: column for name, column in texts_by_column.items() if column is not None}

@@ -91,14 +91,15 @@ def find_conversations(parts: Sequence[Part], columns: Columns) -> dict[str, tup
     ]
     # Only preferences must agree: a column of messages may have lists in some parts and JSON text in others, and both are read.
     if columns.messages is None and differing:
+        column_name, *_ = differing
         differences = "; ".join(
-            f"{part.source.name} has {'conversations' if differing[0] in part_fields else 'text'}"
+            f"{part.source.name} has {'conversations' if column_name in part_fields else 'text'}"
             for part, part_fields in zip(parts, carried_fields, strict=True)
         )
         raise DataError(
             "ColumnsDiffer",
             (
-                f"column {differing[0]} has different types in the sources of the mix: {differences}; prepare them "
+                f"column {column_name} has different types in the sources of the mix: {differences}; prepare them "
                 "separately"
             ),
         )

@@ -101,15 +101,16 @@ class Clusters(NamedTuple):
         """A warning if more than half of the examples of a source are removed, or one cluster loses more than half of all examples."""
         examples, largest = (
             sum(source.examples for source in self.sources.values()),
-            max(self.sizes, default=1) - 1,
+            max(self.sizes, default=1),
         )
         sentences = [
             f"dedupe.near drops {source.dropped:,} of {source.examples:,} examples{f' of source {name}' if name else ''}"
             for name, source in self.sources.items()
             if 2 * source.dropped > source.examples
         ]
-        if 2 * largest > examples:
-            sentences.append(f"one cluster of near duplicates has {largest + 1:,} of {examples:,} examples")
+        # One example of the cluster stays.
+        if 2 * (largest - 1) > examples:
+            sentences.append(f"one cluster of near duplicates has {largest:,} of {examples:,} examples")
         return (
             [f"{'; '.join(sentences)}: check the pairs in the report, and raise dedupe.near.threshold"]
             if sentences
@@ -229,8 +230,8 @@ def _sketch_batches(
             sketches = sketch(part.column(TEXT).to_pylist(), shape, boilerplate)
             if LABEL in part.schema.names:
                 # Examples with different labels are not duplicates.
-                bad = ~part.column(LABEL).to_numpy(zero_copy_only=False).astype(bool)
-                sketches.bands[bad] ^= _BAD_ANSWER_MASK
+                is_bad = ~part.column(LABEL).to_numpy(zero_copy_only=False).astype(bool)
+                sketches.bands[is_bad] ^= _BAD_ANSWER_MASK
             ends = np.append(0, sketches.ends).astype(np.int32)
             band_offsets = np.arange(0, sketches.bands.size + 1, shape.bands, dtype=np.int32)
             columns = [

@@ -67,9 +67,9 @@ def _deduplicate(all_runs: Runs) -> Runs:
     """Return each run of a text once, sorted by their texts."""
     order = np.lexsort((all_runs.hashes, all_runs.owners))
     hashes, owners = all_runs.hashes[order], all_runs.owners[order]
-    new = np.ones(len(hashes), bool)
-    new[1:] = (hashes[1:] != hashes[:-1]) | (owners[1:] != owners[:-1])
-    return Runs(hashes[new], owners[new], all_runs.lengths[order][new])
+    is_first = np.ones(len(hashes), bool)
+    is_first[1:] = (hashes[1:] != hashes[:-1]) | (owners[1:] != owners[:-1])
+    return Runs(hashes[is_first], owners[is_first], all_runs.lengths[order][is_first])
 
 
 def hash_evaluation_texts(texts: Sequence[str], ngram: int, fewest: int) -> tuple[Longs, Counts]:

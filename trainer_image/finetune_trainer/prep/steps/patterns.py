@@ -189,10 +189,12 @@ def _find_phones(text: str) -> Iterator[Span]:
 
 
 def _is_phone(text: str, span: Span, number: str, *, is_announced: bool) -> bool:
-    before = text[span[0] - 1 : span[0]] if span[0] else ""
+    begin, end = span
+    before = text[begin - 1 : begin] if begin else ""
+    # NB: a tuple, because the empty text is in every text.
     is_part = before in tuple("+.-") or before.isalnum() or before == "_"
     # NB: +35236450.6 is a number with a decimal.
-    if is_part or re.search(r"\.\d$", number) or not _AFTER_PHONE.match(text, span[1]):
+    if is_part or re.search(r"\.\d$", number) or not _AFTER_PHONE.match(text, end):
         return False
     return (
         is_announced

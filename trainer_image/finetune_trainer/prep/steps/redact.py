@@ -105,7 +105,9 @@ def _redact_texts(
     # NB: most texts have no matches, and are not converted to Python strings.
     hinted = {kind: pc.match_substring_regex(texts, PATTERNS[kind].hint).to_pylist() for kind in counts}
     changed: dict[int, str] = {}
-    for place in sorted({place for hints in hinted.values() for place, is_in in enumerate(hints) if is_in}):
+    for place in sorted(
+        {place for hints in hinted.values() for place, has_hint in enumerate(hints) if has_hint}
+    ):
         for kind, row_counts in counts.items():
             if not hinted[kind][place]:
                 continue

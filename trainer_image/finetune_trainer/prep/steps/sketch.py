@@ -82,7 +82,7 @@ class Sketches(NamedTuple):
 
 
 def choose_banding(threshold: float) -> Banding:
-    """Return the banding with the fewest false candidates that finds a pair at the threshold with a probability of 0.97."""
+    """Return the banding with the fewest false candidates that finds a pair at the threshold with the probability _MIN_RECALL."""
     candidates = (Banding(_HASHES // rows, rows) for rows in range(_HASHES, 0, -1))
     return next(
         (candidate for candidate in candidates if candidate.match_probability(threshold) >= _MIN_RECALL),
@@ -97,7 +97,7 @@ def sketch(texts: Sequence[str], shape: Banding, boilerplate: Boilerplate = _NO_
         boilerplate: shingles to ignore in a text with content of its own; any other text is an edited copy of the boilerplate. There
             are two sets: all shingles, and the common ones, which are in more than half of the texts. A text has content outside of
             a set if OWN_WORDS consecutive words are in no shingle of the set; the text then ignores the set. To ignore all
-            shingles, the words outside all of them must also be at least a tenth of the words outside the common ones.
+            shingles, the words outside all of them must also be at least _MIN_OWN_SHARE of the words outside the common ones.
     """
     shingles, owners = hash_shingles(texts, boilerplate)
     starts = np.searchsorted(owners, np.arange(len(texts)))
@@ -133,9 +133,9 @@ def hash_shingles(texts: Sequence[str], boilerplate: Boilerplate = _NO_BOILERPLA
     shingles, owners = shingles[is_counted], owners[:last][is_counted]
     order = np.lexsort((shingles, owners))
     shingles, owners = shingles[order], owners[order]
-    new = np.ones(len(shingles), bool)
-    new[1:] = (shingles[1:] != shingles[:-1]) | (owners[1:] != owners[:-1])
-    return shingles[new], owners[new]
+    is_first = np.ones(len(shingles), bool)
+    is_first[1:] = (shingles[1:] != shingles[:-1]) | (owners[1:] != owners[:-1])
+    return shingles[is_first], owners[is_first]
 
 
 def _is_ignored(shingles: Longs, is_whole: Flags, owners: Counts, boilerplate: Boilerplate) -> Flags:
@@ -155,9 +155,9 @@ def _is_ignored(shingles: Longs, is_whole: Flags, owners: Counts, boilerplate: B
     texts = int(owners[-1]) + 1
     own_words, words = (np.bincount(owners[chosen], minlength=texts) for chosen in (is_own, not_of_most))
     is_mostly_shared = own_words < _MIN_OWN_SHARE * words
-    text = owners[: len(shingles)]
-    is_ignored: Flags = (is_of_most & _has_own_words(not_of_most, owners)[text]) | (
-        is_shared & (_has_own_words(is_own, owners) & ~is_mostly_shared)[text]
+    text_of_shingle = owners[: len(shingles)]
+    is_ignored: Flags = (is_of_most & _has_own_words(not_of_most, owners)[text_of_shingle]) | (
+        is_shared & (_has_own_words(is_own, owners) & ~is_mostly_shared)[text_of_shingle]
     )
     return is_ignored
 

@@ -238,19 +238,21 @@ def identify_examples(frame: DataFrame, plan: Plan) -> DataFrame:
     form, key, stratum = plan.form, plan.prepare.split_ratios.key, plan.prepare.split_ratios.stratify_by
     example = texts(form)
     structures = _structures_as_json(frame, form)
-    learned = [sf.col(labels.COLUMN).cast("string")] if form.label else []
-    learned += [conversations.weights(name) for name in form.spoken if WEIGHT in form.carried]
-    fingerprint = _fingerprint(example + structures + learned)
-    chosen = [_text(name) for name in plan.prepare.dedupe.columns or []]
-    owner = sf.col(quoted(_split_column(key))) if key else sf.lit(None).cast("string")
+    label_and_weights = [sf.col(labels.COLUMN).cast("string")] if form.label else []
+    label_and_weights += [conversations.weights(name) for name in form.spoken if WEIGHT in form.carried]
+    fingerprint = _fingerprint(example + structures + label_and_weights)
+    dedupe_texts = [_text(name) for name in plan.prepare.dedupe.columns or []]
+    split_key = sf.col(quoted(_split_column(key))) if key else sf.lit(None).cast("string")
     identity = sf.sha2(
         sf.to_json(
             sf.struct(
                 *(
                     text.alias(f"t{i}")
-                    for i, text in enumerate(example + structures + _conversations_as_json(form) + learned)
+                    for i, text in enumerate(
+                        example + structures + _conversations_as_json(form) + label_and_weights
+                    )
                 ),
-                owner.alias("key"),
+                split_key.alias("key"),
             )
         ),
         256,
@@ -259,9 +261,9 @@ def identify_examples(frame: DataFrame, plan: Plan) -> DataFrame:
     compared += [contents(form).alias(decontaminate.TEXT)] if plan.prepare.decontaminate else []
     return frame.select(
         sf.substring(identity, 1, 32).alias(ID),
-        (_fingerprint(chosen) if chosen else fingerprint).alias(FINGERPRINT),
+        (_fingerprint(dedupe_texts) if dedupe_texts else fingerprint).alias(FINGERPRINT),
         # NB: the group does not depend on label and weights, so that no text is both trained and evaluated on.
-        sf.coalesce(owner, sf.sha2(_normalize(example + structures), 256)).alias(GROUP),
+        sf.coalesce(split_key, sf.sha2(_normalize(example + structures), 256)).alias(GROUP),
         *([_text(_split_column(stratum)).alias(STRATUM)] if stratum else []),
         *compared,
         *_render_columns(form),
