@@ -96,7 +96,7 @@ RUN_TESTS = $(BIN)/python -m pytest $(1) -p support.repeat --failed-tests $(FAIL
 PARALLEL = --numprocesses $(1) --dist loadfile -p support.scheduling
 
 .PHONY: test-unit
-test-unit: venv jars programs-unit ## Run the unit tests: no root, no cluster
+test-unit: venv classes programs-unit ## Run the unit tests: no root, no cluster
 	$(call timed,unit tests,$(call RUN_TESTS,tests/unit) $(call PARALLEL,2) $(PYTEST))
 
 .PHONY: test-trainer
@@ -125,7 +125,7 @@ long-tests: venv compiler programs-long $(LM_EVAL)/.installed ## Run the long te
 
 # NB: it records which tests cover each mutant anew, since tests move.
 .PHONY: mutants
-mutants: venv jars compiler programs-unit programs-trainer ## Measure the power of the unit and trainer tests: MUTANTS='--only lived'
+mutants: venv classes compiler programs-unit programs-trainer ## Measure the power of the unit and trainer tests: MUTANTS='--only lived'
 	$(call timed,mutants,$(BIN)/python -m long.mutants measure $(MUTANTS))
 
 .PHONY: bench-trainer

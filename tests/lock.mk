@@ -25,3 +25,7 @@ lock: venv ## Resolve the Python dependencies anew
 jars: java ## Fetch the jars of Delta and of stores for Spark outside the image
 	@command -v mvn >/dev/null || $(call install,maven,The jars of Delta and of stores come through Maven)
 	@trainer_image/jars.sh
+
+.PHONY: classes
+classes: venv jars ## Keep the classes of Spark as the JVM has them in memory, for the unit tests
+	@$(BIN)/python -m unit.trainer.prep.class_archive

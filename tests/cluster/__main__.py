@@ -79,7 +79,13 @@ def _prune() -> None:
     if clusters().exists() and any(each.is_dir() for each in clusters().iterdir()):
         raise ClusterError("clusters use the images: take them down first")
     with snapshots.lock():
-        for folder in (registry.storage(), snapshots.store(), builder.folder(), cache() / "build"):
+        for folder in (
+            registry.storage(),
+            snapshots.store(),
+            builder.folder(),
+            cache() / "build",
+            cache() / "classes",
+        ):
             if folder.exists():
                 say(f"removing {folder}")
                 # NB: under another name at once: what is half removed must not look complete.

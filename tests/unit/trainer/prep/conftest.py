@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
-from finetune_crds.spark import Spark
 from finetune_trainer.prep.spark import session
 from support.jars import jars_folder
 from support.small_tokenizer import save_tokenizer
+from unit.trainer.prep import class_archive, quick_session
 from unit.trainer.prep.corpus import Asker, write_corpus
-from unit.trainer.prep.recipes import INTERPRETED, QUICK, QUICK_JVM, Preparer, compiled, prepared
+from unit.trainer.prep.recipes import Preparer, prepared
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -29,36 +29,21 @@ def jars() -> Path:
 
 @pytest.fixture(scope="session")
 def spark(jars: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """A session as the prep pod starts it, but that it does not compile plans, see `compiled`, and `worker_daemon` forks its workers."""
-    scratch, settings = tmp_path_factory.mktemp("spark"), session.build_settings
-
-    def with_daemon(*arguments: Any, **keywords: Any) -> dict[str, str]:
-        return settings(*arguments, **keywords) | {
-            "spark.python.daemon.module": "unit.trainer.prep.worker_daemon"
-        }
-
+    """The session of all tests."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(session.ENV_JARS, str(jars))
-        for name, value in QUICK_JVM.items():
+        for name, value in class_archive.build_environment().items():
             patch.setenv(name, value)
-        patch.setattr("tempfile.tempdir", str(scratch))
-        patch.setattr(session, "build_settings", with_daemon)
-        started = session.start(Spark(driver_memory="1Gi", conf=QUICK))
-    for name, value in INTERPRETED.items():
-        started.conf.set(name, value)
-    yield started
-    gateway = started.sparkContext._gateway
-    started.stop()
-    gateway.shutdown()
-    # NB: the JVM ends when its standard input does; what is left of it must not outlive the tests.
-    gateway.proc.stdin.close()
-    gateway.proc.wait(timeout=30)
+        patch.setattr("tempfile.tempdir", str(tmp_path_factory.mktemp("spark")))
+        session_of_tests = quick_session.start()
+    yield session_of_tests
+    quick_session.stop(session_of_tests)
 
 
 @pytest.fixture
 def compiled_plans(spark: SparkSession) -> Iterator[None]:
     """Lets the session compile plans during a test."""
-    with compiled(spark):
+    with quick_session.compiled(spark):
         yield
 
 

@@ -19,10 +19,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from finetune_crds.recipe import Recipe
-from finetune_crds.spark import Spark
 from finetune_trainer.pod.exit_status import PodFailure
-from finetune_trainer.prep.spark import session
-from unit.trainer.prep.recipes import INTERPRETED, QUICK, prepared, recipe, table_of
+from unit.trainer.prep import quick_session
+from unit.trainer.prep.recipes import prepared, recipe, table_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -79,9 +78,7 @@ def main(folder: Path, job_recipe: Recipe, *, disks: bool) -> None:
     if disks:
         mount_disks(folder)
         tempfile.tempdir = str(folder / "scratch")
-    spark = session.start(Spark(driver_memory="1Gi", conf=QUICK))
-    for name, value in INTERPRETED.items():
-        spark.conf.set(name, value)
+    spark = quick_session.start()
     results = prepare_on_full_disks(spark, folder, job_recipe.model.base) if disks else {}
     # NB: the steps of a preparation are printed too.
     (folder / "results.json").write_text(json.dumps(results))

@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Any
 from finetune_crds.catalog import Catalog
 from finetune_crds.cleaning import EvaluationSource
 from finetune_crds.source import Source
-from finetune_crds.spark import Spark
 from finetune_trainer.pod.exit_status import PodFailure
 from finetune_trainer.prep import spark_errors
 from finetune_trainer.prep.plan import build_plan
 from finetune_trainer.prep.source import reader
-from finetune_trainer.prep.spark import session
 from finetune_trainer.prep.steps import decontaminate
-from unit.trainer.prep.recipes import QUICK, recipe
+from unit.trainer.prep import quick_session
+from unit.trainer.prep.recipes import recipe
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -71,7 +70,7 @@ def read(spark: SparkSession, source: dict[str, Any], folder: Path, catalog: Cat
 
 def main(uri: str, folder: Path) -> None:
     catalog = Catalog.model_validate({"type": "Hive", "hive": {"uri": uri}})
-    spark = session.start(Spark(driver_memory="1Gi", conf=QUICK), catalog)
+    spark = quick_session.start(catalog)
     for statement in TABLES:
         spark.sql(statement.format(folder=folder))
     rows = {name: read(spark, source, folder, catalog) for name, source in ASKED.items()}

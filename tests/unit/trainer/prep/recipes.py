@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,21 +21,16 @@ from finetune_trainer.prep.plan import build_request
 from finetune_trainer.prep.spark.progress import Progress
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from pyspark.sql import DataFrame, SparkSession
 
     from finetune_crds.contract import PrepResult
     from finetune_trainer.prep.report.report import Facts
 
-# For runs of seconds: few partitions, and a JVM that compiles quickly, not well.
 PAIR = {"type": "PromptResponse", "prompt": "question", "response": "answer"}
-QUICK = {"spark.sql.shuffle.partitions": "2"}
-QUICK_JVM = {"JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1"}
 # The columns of a preference in the table, for its two documents.
 PAIR_TOKENS = ("chosen_input_ids", "chosen_loss_mask", "rejected_input_ids", "rejected_loss_mask")
-# For rows by the dozen, the code that Spark makes of a plan takes longer to compile than the plan to run without.
-INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
 # Each sample is an aggregate, which makes plans that take longer to compile.
 WITHOUT_SAMPLES: dict[str, Any] = {"reportSamples": 0}
 _LEAST_PARTITIONS = "spark.sql.files.minPartitionNum"
@@ -72,18 +66,6 @@ def recipe(
             "objective": objective or {"type": usual},
         }
     )
-
-
-@contextmanager
-def compiled(spark: SparkSession) -> Iterator[None]:
-    """Let the session of all tests compile plans, as sessions of preparations do."""
-    for name in INTERPRETED:
-        spark.conf.unset(name)
-    try:
-        yield
-    finally:
-        for name, value in INTERPRETED.items():
-            spark.conf.set(name, value)
 
 
 def untold() -> Progress:

@@ -20,8 +20,10 @@ from finetune_trainer.prep import __main__
 from finetune_trainer.prep.spark import session
 from finetune_trainer.prep.spark.session import ENV_JARS
 from support.waiting import wait_for
+from unit.trainer.prep import class_archive
 from unit.trainer.prep.corpus import DROPPED, STEPS, counted
-from unit.trainer.prep.recipes import QUICK, QUICK_JVM, recipe, table_of
+from unit.trainer.prep.quick_session import QUICK
+from unit.trainer.prep.recipes import recipe, table_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -101,7 +103,7 @@ def killed_preparations(
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
             words,
-            env=os.environ | QUICK_JVM | {ENV_JARS: str(jars), "TMPDIR": str(folder)},
+            env=os.environ | class_archive.build_environment() | {ENV_JARS: str(jars), "TMPDIR": str(folder)},
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -148,7 +150,7 @@ def test_a_disk_that_is_full_is_named_and_prepares_when_it_has_room(
 
 
 @pytest.fixture
-def session_calls(spark: SparkSession, compiled_plans: None, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def session_calls(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What a command does with its session, which is the one of all tests: the arguments of start, then "stop"."""
     calls: list[Any] = []
 

@@ -7,7 +7,8 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from unit.trainer.prep.recipes import QUICK_JVM
+from finetune_trainer.prep.spark import session
+from unit.trainer.prep import class_archive
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,6 +23,8 @@ from finetune_trainer.prep.spark import session
 
 os.environ |= {"SPARK_HOME": str(Path(pyspark.__file__).parent), "SPARK_LOCAL_IP": "127.0.0.1"}
 cluster = SparkSession.builder.master("local-cluster[2,1,512]").config("spark.executor.memory", "512m")
+# The class path of the archive.
+cluster = cluster.config("spark.driver.extraClassPath", os.environ["FINETUNE_JARS"] + "/*")
 spark = cluster.config("spark.ui.enabled", False).getOrCreate()
 context = spark.sparkContext
 
@@ -60,6 +63,7 @@ spark.stop()
 
 
 def test_a_task_that_fails_runs_again_and_so_do_those_of_an_executor_that_was_lost_between_two_stages(
+    jars: Path,
     tmp_path: Path,
 ) -> None:
     """For the executor no task and no stage fails, and Spark has not heard yet that it is lost."""
@@ -68,7 +72,7 @@ def test_a_task_that_fails_runs_again_and_so_do_those_of_an_executor_that_was_lo
     done = subprocess.run(
         [sys.executable, "-c", script],
         cwd=tmp_path,
-        env=os.environ | QUICK_JVM,
+        env=os.environ | class_archive.build_environment() | {session.ENV_JARS: str(jars)},
         capture_output=True,
         text=True,
         timeout=120,

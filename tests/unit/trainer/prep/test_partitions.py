@@ -11,7 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from finetune_trainer.prep.steps import decontaminate
-from unit.trainer.prep.recipes import Preparer, compiled, table_of
+from unit.trainer.prep.quick_session import compiled
+from unit.trainer.prep.recipes import Preparer, table_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -18,13 +18,13 @@ from finetune_trainer.prep.spark import session
 from support.ports import free_port, listens
 from support.process import Process, running
 from support.waiting import wait_for
-from unit.trainer.prep.recipes import QUICK_JVM
+from unit.trainer.prep import class_archive
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 # A client of a metastore that is down tries for half a minute.
-GIVE_UP = "-Dhive.hmshandler.retry.attempts=1 -Dhive.metastore.connect.retries=1"
+GIVE_UP = ("-Dhive.hmshandler.retry.attempts=1", "-Dhive.metastore.connect.retries=1")
 _SERVER = "org.apache.hadoop.hive.metastore.HiveMetaStore"
 CATALOG = {"type": "Hive", "hive": {"uri": "thrift://a:9083,thrift://b:9083"}}
 
@@ -61,8 +61,8 @@ def test_tables_are_read_by_their_names(metastore: tuple[Process, str], jars: Pa
     reader = subprocess.Popen(
         [sys.executable, "-m", "unit.trainer.prep.hive_reader", uri, str(tmp_path)],
         env=os.environ
+        | class_archive.build_environment(*GIVE_UP)
         | {
-            "JDK_JAVA_OPTIONS": f"{QUICK_JVM['JDK_JAVA_OPTIONS']} {GIVE_UP}",
             session.ENV_JARS: str(jars),
             "TMPDIR": str(tmp_path),
         },
