@@ -129,8 +129,8 @@ def test_a_wrong_queue_is_told_before_the_preparation_and_its_removal_counts(wor
     world.submit(job(runPolicy={"queueName": "reserch"}))
     condition = world.wait_condition("tune", "PodsAdmitted", "QueueInadmissible")
     sentence = (
-        "queue reserch cannot admit the job: Kueue is not installed in this cluster: correct or remove spec.runPolicy.queueName, or "
-        "create the LocalQueue, and the job continues"
+        "queue reserch cannot admit the job, because Kueue is not installed in this cluster: correct or remove spec.runPolicy.queueName, "
+        "or create the LocalQueue, and the job continues"
     )
     assert (condition["message"], world.condition("tune", "Ready")["message"]) == (sentence, sentence)
     assert world.condition("tune", "Reconciling")["status"] == "True"
