@@ -9,6 +9,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from finetune_trainer.examples import plain_text
+from finetune_trainer.examples.encodings import TOO_DEEP, load_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
@@ -84,7 +85,7 @@ def _rename_fields(message: Message) -> Message:
 def _has_name(call: Any) -> bool:
     """Return whether a call in the field LEGACY_CALL has a name: some writers add an empty call to messages without one."""
     try:
-        parsed = json.loads(call) if isinstance(call, str) else call
+        parsed = load_json(call) if isinstance(call, str) else call
     except ValueError:
         # Invalid JSON counts as a call, so that its error is reported when the calls are parsed.
         return bool(call.strip())
@@ -185,9 +186,13 @@ def with_texts(text: str, change: Callable[[str], str]) -> str:
     """Return JSON text with its strings and numbers changed, except for the keys; a number that changes becomes a string.
 
     Raises:
-        ValueError: the text is not JSON.
+        ValueError: the text is not JSON, or is nested too deeply.
     """
-    return json.dumps(_change_texts(json.loads(text), change), ensure_ascii=False)
+    value = load_json(text)
+    try:
+        return json.dumps(_change_texts(value, change), ensure_ascii=False)
+    except RecursionError as error:
+        raise ValueError(TOO_DEEP) from error
 
 
 def _normalize_message(message: Message, number: int) -> Message:
@@ -255,8 +260,8 @@ def _parse_arguments(call: dict[str, Any], where: str) -> dict[str, Any]:
 
 def _parse_json(text: str, what: str) -> Any:
     try:
-        return json.loads(text) if text.strip() else None
-    except (ValueError, RecursionError) as error:
+        return load_json(text) if text.strip() else None
+    except ValueError as error:
         raise ValueError(f"{what} are not JSON") from error
 
 
@@ -264,10 +269,20 @@ def _drop_nulls(value: Any) -> Any:
     """Return a structure without keys whose value is None.
 
     In a column of structures, each row has the keys of all rows, with None for the missing ones.
+
+    Raises:
+        ValueError: the structure is nested too deeply.
     """
+    try:
+        return _drop_nested_nulls(value)
+    except RecursionError as error:
+        raise ValueError(TOO_DEEP) from error
+
+
+def _drop_nested_nulls(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _drop_nulls(item) for key, item in value.items() if item is not None}
-    return [_drop_nulls(item) for item in value] if isinstance(value, list) else value
+        return {key: _drop_nested_nulls(item) for key, item in value.items() if item is not None}
+    return [_drop_nested_nulls(item) for item in value] if isinstance(value, list) else value
 
 
 def _order_keys(tool: dict[str, Any]) -> dict[str, Any]:

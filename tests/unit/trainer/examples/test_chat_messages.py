@@ -294,3 +294,25 @@ def test_strings_and_numbers_of_json_change_and_it_stays_json() -> None:
             "arguments": '{"c": "3<ONE>", "d": "y"}',
         }
     ]
+
+
+DEEPEST, DEEP = "[" * 20_000 + "]" * 20_000, "[" * 600 + '"x"' + "]" * 600
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        ({"function_call": DEEPEST}, "tool_calls of message 1 are not JSON"),
+        ({"tool_calls": f'[{{"function": {DEEP}}}]'}, "the JSON is nested too deeply"),
+    ],
+)
+def test_calls_that_are_nested_too_deeply_are_refused(message: dict[str, str], reason: str) -> None:
+    conversation = [{"role": "assistant", "content": "", **message}]
+    with pytest.raises(ValueError, match=f"^{reason}$"):
+        chat_messages.messages(chat_messages.rename(conversation))
+
+
+@pytest.mark.parametrize("text", [DEEPEST, DEEP], ids=["to parse", "to change"])
+def test_texts_in_json_that_is_nested_too_deeply_are_not_changed(text: str) -> None:
+    with pytest.raises(ValueError, match=r"^the JSON is nested too deeply$"):
+        chat_messages.with_texts(text, str.upper)
