@@ -44,22 +44,27 @@ def wait_count(world: OwnWorld, name: str, **labels: str) -> float:
     return wait_for(f"{name} {labels}", lambda: count(world, name, **labels))
 
 
-def train(world: OwnWorld) -> None:
+def wait_scraped(prometheus: Prometheus, expression: str) -> None:
+    """Wait until Prometheus has the value of a gauge that does not stay."""
+    wait_for(expression, lambda: prometheus.query_range(f"{P}{expression} > 0", time.time() - 5))
+
+
+def train(world: OwnWorld, prometheus: Prometheus) -> None:
     """Take a job with GPUs through all phases, with a restart after which the next failure would be final."""
     world.submit(job(distributed=GPUS, runPolicy={"maxRestarts": 1}))
     world.run_pods("tune-prep", 1)
     world.wait_phase("tune", "Preparing")
     world.end_pods("tune-prep", [0], [PREPARED])
     start_pods(world, "tune-train-1", 2)
-    wait_count(world, "idle_gpus_oldest_seconds", job_namespace=world.namespace)
+    wait_scraped(prometheus, "idle_gpus_oldest_seconds")
     world.run_pods("tune-train-1", 2)
     world.wait_phase("tune", "Training")
-    wait_count(world, "gpus", phase="Training")
+    wait_scraped(prometheus, 'gpus{phase="Training"}')
     world.end_pods("tune-train-1", [1, 1], [None, None])
     start_pods(world, "tune-train-2", 2)
     world.run_pods("tune-train-2", 2)
     run_id = world.wait_phase("tune", "Training")["mlflow"]["runId"]
-    wait_count(world, "jobs_at_restart_limit")
+    wait_scraped(prometheus, "jobs_at_restart_limit")
     world.end_pods("tune-train-2", [0, 0], [TRAINED, None])
     world.wait_phase("tune", "Registering")
     world.mlflow.register(world.model, run_id)
@@ -97,7 +102,7 @@ def test_every_panel_shows_data_and_a_restart_counts_nothing_twice(
     port = int(own_world.operator.environment["FINETUNE_METRICS_PORT"])
     start = time.time()
     with running(Prometheus(tmp_path, port, MONITORING / "rules.yaml")) as prometheus:
-        train(own_world)
+        train(own_world, prometheus)
         fail(own_world)
         queries = {
             (panel["title"], target["expr"])
