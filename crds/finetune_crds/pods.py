@@ -63,7 +63,8 @@ class PodSettings(ApiModel):
     env: Env = Field(default_factory=list)
     """Environment variables. A variable overrides its namesake in `all` and in the chart's defaults.pods."""
     env_from: Annotated[list[EnvFromSource], Field(max_length=16)] = Field(default_factory=list)
-    """Secrets and ConfigMaps whose keys become variables, listed after `all` and defaults.pods of the chart."""
+    """Secrets and ConfigMaps whose keys become variables. They come after the lists of the chart's defaults.pods and of `all`,
+    and the last one with a key wins."""
     service_account_name: ObjectName | None = None
     """ServiceAccount, for workload identity. Only a Spark driver that creates executor pods gets an API token. Default:
     default; for data.prepare.spark.mode Kubernetes and SparkApplication, finetune-spark."""
@@ -75,8 +76,8 @@ class RolePodSettings(PodSettings):
     """Settings of the pods of one role. They override `all`."""
 
     image: Image | None = None
-    """Container image. Default: the chart's image for the role; for `evaluate`, the image of `train`, unless trainer.command
-    is set and evaluation.command is not."""
+    """Container image. Default: the chart's image for the role. `evaluate` uses the image of `train` first, except for the
+    built-in evaluation of a job with trainer.command."""
 
 
 class Pods(ApiModel):

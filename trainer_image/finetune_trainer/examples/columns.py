@@ -74,8 +74,8 @@ def find_columns(
     if other_examples:
         raise DataError(
             "ColumnsAmbiguous",
-            f"{where} has columns for several kinds of examples: {'; '.join(map(describe_columns, examples))}; name one kind "
-            "in data.columns",
+            f"{where} has the columns of several kinds of examples ({'; '.join(map(describe_columns, examples))}): name the columns of "
+            "one kind in data.columns",
         )
     # Templates already show what belongs to the prompt, and examples without a prompt column have nothing to add it to.
     extra_texts = [] if templates or example.prompt is None else _find_texts(schema, _EXTRA_PROMPT_COLUMNS)

@@ -54,14 +54,14 @@ def require_examples(counts: Counts, plan: Plan) -> None:
     """Check that training examples remain.
 
     Raises:
-        DataError: no rows remain, or the training or validation split is empty.
+        DataError: the source has no rows, no row has a weight or a token to train on, no rows remain, or a split is empty.
     """
-    examples = sum(counts.rows.values())
+    remaining = sum(counts.rows.values())
     if not counts.examples:
         raise DataError("NoRows", f"{plan.source_name} has no rows: check what was written to it")
     if counts.weighed == 0:
         raise missing_weights_error(str(plan.form.messages), str(plan.form.weight))
-    if not examples:
+    if not remaining:
         losses = ", ".join(f"{name} dropped {number}" for name, number in counts.dropped.items() if number)
         raise DataError(
             "NoRowsLeft",
@@ -70,7 +70,7 @@ def require_examples(counts: Counts, plan: Plan) -> None:
     if not counts.learned:
         raise DataError(
             "NothingLearned",
-            f"the loss covers only messages of the assistant, and none in the {examples} examples of {plan.source_name} has a token to train "
+            f"the loss covers only messages of the assistant, and none in the {remaining} examples of {plan.source_name} has a token to train "
             "on: check the weights of the messages, and that their roles are system, user, assistant and tool, or set objective.lossOn: All",
         )
     for name in ("train", "validation"):
@@ -78,6 +78,6 @@ def require_examples(counts: Counts, plan: Plan) -> None:
         if ratio > 0 and not counts.rows.get(name):
             raise DataError(
                 "EmptySplit",
-                f"the {name} split is empty, because {examples} examples are too few for its ratio {ratio:g}: prepare more examples, or "
+                f"the {name} split is empty, because {remaining} examples are too few for its ratio {ratio:g}: prepare more examples, or "
                 f"raise data.prepare.splitRatios.{name}",
             )

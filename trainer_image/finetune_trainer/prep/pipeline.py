@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from finetune_trainer.prep.steps.decontaminate import EvaluationSet
 
 
-# How long the end of the preparation, and so training, waits at most for the last progress to reach the MLflow run.
+# The longest time to wait at the end, until the MLflow run has the last progress. Training starts after this.
 _MLFLOW_CLOSE_TIMEOUT_SECONDS = 5.0
 
 
@@ -146,25 +146,25 @@ class Corpus:
         each source.
     columns: the columns of an example, which the recipe names or which were detected.
     plan: the preparation of these columns.
-    read: the sources, in the order of the recipe.
+    sources: in the order of the recipe.
     evaluation: evaluation sets; examples that share words with them are dropped.
     """
 
     get_rows: Callable[[Callable[[DataFrame], DataFrame]], DataFrame]
     columns: Columns
     plan: Plan
-    read: list[reader.Corpus]
+    sources: list[reader.Corpus]
     evaluation: list[EvaluationSet] = field(default_factory=list)
 
     @property
     def identities(self) -> list[str]:
         """The identities of the inputs: of the sources, then of the evaluation sets."""
-        return [corpus.identity for corpus in self.sources]
+        return [corpus.identity for corpus in self.inputs]
 
     @property
-    def sources(self) -> list[reader.Corpus]:
-        """The inputs: the sources, then the evaluation sets."""
-        return [*self.read, *(evaluation.corpus for evaluation in self.evaluation)]
+    def inputs(self) -> list[reader.Corpus]:
+        """The sources, then the evaluation sets."""
+        return [*self.sources, *(evaluation.corpus for evaluation in self.evaluation)]
 
 
 def _read(spark: SparkSession, recipe: Recipe, request: Request, scratch: Path) -> Corpus:
@@ -219,7 +219,7 @@ def _check_lines(spark: SparkSession, corpus: Corpus) -> None:
     Raises:
         DataError: a line cannot be read.
     """
-    for texts in filter(None, (source.texts for source in corpus.sources)):
+    for texts in filter(None, (source.texts for source in corpus.inputs)):
         text_files.check(spark, texts.kind, texts.paths, texts.settings)
 
 
@@ -276,12 +276,12 @@ def _naming_refused_row(corpus: Corpus, recipe: Recipe, tokenizer: Loaded) -> Ab
         )
 
     names = [part.name for part in corpus.plan.source.sources or []] or [""]
-    return refused_row.name_refused_row(select_refused, dict(zip(names, corpus.read, strict=True)))
+    return refused_row.name_refused_row(select_refused, dict(zip(names, corpus.sources, strict=True)))
 
 
 def _collect_facts(recipe: Recipe, plan: Plan, corpus: Corpus, counts: Counts) -> report.Facts:
     """Return what the report shows."""
-    parts = zip(plan.source.parts, corpus.read, strict=True)
+    parts = zip(plan.source.parts, corpus.sources, strict=True)
     return report.Facts(
         title=f"{recipe.job.namespace}/{recipe.job.name}",
         source=", ".join(f"{part.address}{source.at}" for part, source in parts),
@@ -302,9 +302,9 @@ def _collect_facts(recipe: Recipe, plan: Plan, corpus: Corpus, counts: Counts) -
 def _list_versions(corpus: Corpus, request: Request, counts: Counts) -> dict[str, Any]:
     """Return the versions that were read, as fields of the result: of one source, or by source."""
     if request.source.sources is None:
-        (source,) = corpus.read
+        (source,) = corpus.sources
         return {"source_version": source.version, "source_revision": source.revision}
-    parts = zip(request.source.sources, corpus.read, strict=True)
+    parts = zip(request.source.sources, corpus.sources, strict=True)
     return {
         "sources": [
             SourceRows(

@@ -50,7 +50,9 @@ class NodeReader:
     _offers: _Offers | None = None
 
     async def read(self, alive: Sequence[Json], gpu_resource: str) -> dict[str, Mapping[str, str]]:
-        """Return the labels of a node with GPU pods, by its name; they name the GPU product. Empty without GPUs or without a node.
+        """Return {node: labels} for the node of the first scheduled pod with a GPU. Its labels tell the GPU product.
+
+        Empty if no scheduled pod requests a GPU. The labels are empty if the node cannot be read.
 
         Args:
             alive: the pods that have not ended.

@@ -164,14 +164,14 @@ REFUSED: dict[str, tuple[list[Column], Json, str]] = {
     "two kinds": (
         schema("text", "question", "answer", messages="messages"),
         {},
-        "ColumnsAmbiguous: /corpus has columns for several kinds of examples: messages; text; prompt question, response "
-        "answer; name one kind in data.columns",
+        "ColumnsAmbiguous: /corpus has the columns of several kinds of examples (messages; text; prompt question, response "
+        "answer): name the columns of one kind in data.columns",
     ),
     "two pairs": (
         schema("prompt", "response", "completion"),
         {},
-        "ColumnsAmbiguous: /corpus has columns for several kinds of examples: prompt, response; prompt, response "
-        "completion; name one kind in data.columns",
+        "ColumnsAmbiguous: /corpus has the columns of several kinds of examples (prompt, response; prompt, response "
+        "completion): name the columns of one kind in data.columns",
     ),
     "an input beside the instruction": (
         schema("instruction", "input", "output"),

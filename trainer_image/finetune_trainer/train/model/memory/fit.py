@@ -35,8 +35,8 @@ _USABLE_SHARE = 0.92
 # Large chunks must fit into this share of the limit: the estimate is within 15% of a step's memory, and a job that fits with small
 # chunks must not run out of memory to gain time.
 _LARGE_CHUNKS_SHARE = 0.9
-# If less than this share of a base is in 4 bits, the base has experts that are not quantized: without them, only the embeddings are
-# not quantized, at most a quarter of a small model.
+# In a base without experts, only the embeddings are not quantized, and they are at most a quarter of its parameters, even in a small model.
+# So if less than this share of a base is in 4 bits, it has experts that are not quantized.
 _MIN_PACKED_SHARE = 0.5
 
 
@@ -58,7 +58,7 @@ class Choice:
     """How a job uses the memory of a rank.
 
     kind: the activation checkpointing, one of KINDS.
-    chunk_numbers: logits of a chunk of the loss.
+    chunk_numbers: the number of logits in a chunk of the loss.
     estimate: the memory that the job needs with this choice.
     limit: the bytes that a rank may use.
     shape: the sizes of the model.
@@ -117,8 +117,8 @@ def decide(
         if chosen_estimate.total <= limit or kind == kinds[-1]:
             break
     chunk_numbers = chunked_loss.SMALL_CHUNK_NUMBERS
-    # NB: in FP16 the gradient of the output layer, summed over a chunk, must be in the range of FP16 before the loss is scaled,
-    # so chunks stay small.
+    # NB: the chunked loss computes gradients in its forward pass, before the loss is scaled. In FP16, the sum of the gradients of a chunk
+    # must not leave the range of FP16, so chunks stay small.
     if world.card is not None and shape.head and recipe.training.precision != "FP16":
         large_chunk_estimate = estimate_for(recompute=kind, chunk_numbers=chunked_loss.LARGE_CHUNK_NUMBERS)
         if large_chunk_estimate.total <= _LARGE_CHUNKS_SHARE * limit:
