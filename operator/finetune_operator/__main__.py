@@ -208,7 +208,9 @@ class Operator:
     async def _work(self) -> None:
         """Start the workers when this replica is the leader and its store is complete."""
         await self.election.won.wait()
-        await self.resync.wait_until_fresh()
+        await self.resync.list_anew()
+        if self.terminated.is_set():
+            return
         self.queues.open()
         self.resync.queue_all()
         async with asyncio.TaskGroup() as group:

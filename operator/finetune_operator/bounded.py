@@ -104,19 +104,28 @@ async def fetch(
     sent_headers = dict(headers)
     if login.password:
         sent_headers["Authorization"] = basic_authorization(login)
-    async with _exchange("GET" if body is None else "POST", url, sent_headers, body) as response:
+    async with _exchange(
+        "GET" if body is None else "POST", url, sent_headers, body, is_read=True
+    ) as response:
         if response.status == HTTPStatus.OK:
             await _read_body(response, max_bytes, take)
         return response.status
 
 
 async def request(
-    method: str, url: str | URL, *, headers: Mapping[str, str], body: bytes | None = None, max_bytes: int
+    method: str,
+    url: str | URL,
+    *,
+    headers: Mapping[str, str],
+    body: bytes | None = None,
+    max_bytes: int,
+    is_read: bool = False,
 ) -> Response:
     """Send a request, and return the response, whatever its status.
 
     Args:
         max_bytes: size limit of the decompressed body.
+        is_read: whether the request writes nothing whatever its method.
 
     Raises:
         NoResponseError: the request cannot be sent, the server cannot be reached, or the response exceeds a limit.
@@ -127,20 +136,26 @@ async def request(
         parts.append(part)
         return True
 
-    async with _exchange(method, url, headers, body) as response:
+    async with _exchange(method, url, headers, body, is_read=is_read) as response:
         await _read_body(response, max_bytes, take)
         return Response(response.status, response.headers, b"".join(parts))
 
 
 def request_in_thread(
-    method: str, url: str | URL, *, headers: Mapping[str, str], body: bytes | None = None, max_bytes: int
+    method: str,
+    url: str | URL,
+    *,
+    headers: Mapping[str, str],
+    body: bytes | None = None,
+    max_bytes: int,
+    is_read: bool = False,
 ) -> Response:
     """`request` for blocking clients. Do not call it on an event loop.
 
     Raises:
         NoResponseError: the request cannot be sent, the server cannot be reached, or the response exceeds a limit.
     """
-    pending = request(method, url, headers=headers, body=body, max_bytes=max_bytes)
+    pending = request(method, url, headers=headers, body=body, max_bytes=max_bytes, is_read=is_read)
     return asyncio.run_coroutine_threadsafe(pending, _get_loop()).result()
 
 
@@ -152,7 +167,7 @@ def basic_authorization(login: Login) -> str:
 
 @asynccontextmanager
 async def _exchange(
-    method: str, url: str | URL, headers: Mapping[str, str], body: bytes | None
+    method: str, url: str | URL, headers: Mapping[str, str], body: bytes | None, *, is_read: bool
 ) -> AsyncIterator[aiohttp.ClientResponse]:
     """Send a request, and yield the response before its body is read. Each connection is used once.
 
@@ -169,7 +184,7 @@ async def _exchange(
     try:
         # NB: trust_env would also send the passwords in a .netrc, so `_find_proxy` reads the proxies.
         async with (
-            PROCESS_FENCE.limit(method, TIMEOUT_SECONDS) as timeout_seconds,
+            PROCESS_FENCE.limit(method, TIMEOUT_SECONDS, is_read=is_read) as timeout_seconds,
             aiohttp.ClientSession(trust_env=False) as session,
         ):
             # NB: aiohttp would repeat a DELETE whose response was lost, although the server may have carried it out.

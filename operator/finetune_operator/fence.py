@@ -62,11 +62,14 @@ class Fence:
         self.open_until(-math.inf)
 
     @asynccontextmanager
-    async def limit(self, method: str, timeout_seconds: float) -> AsyncIterator[float]:
+    async def limit(
+        self, method: str, timeout_seconds: float, *, is_read: bool = False
+    ) -> AsyncIterator[float]:
         """A context for one request, which ends at a timeout. It yields the timeout: a request that writes ends before the fence closes.
 
         Args:
             timeout_seconds: timeout of a request that the fence does not limit.
+            is_read: whether the request writes nothing whatever its method, such as a search by POST.
 
         Raises:
             NotLeaderError: the request writes, and the fence is closed or about to close.
@@ -74,7 +77,7 @@ class Fence:
         """
         # NB: read before the check, so that a process that is paused after the check finds the timeout expired when it continues.
         started = asyncio.get_running_loop().time()
-        if method in READING_METHODS:
+        if is_read or method in READING_METHODS:
             async with asyncio.timeout_at(started + timeout_seconds):
                 yield timeout_seconds
             return

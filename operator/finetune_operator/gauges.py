@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from finetune_operator import metrics
 from finetune_operator.controller.store import Store
 from finetune_operator.finetunejob import children
 from finetune_operator.finetunejob.draft import device
+
+log = logging.getLogger(__name__)
 
 _FINISHED = ("Succeeded", "Failed")
 # Phases in which a job uses the GPUs that it holds. While a model is registered, its pods end.
@@ -50,7 +53,11 @@ class Gauges:
     async def run(self) -> None:
         """Publish until cancelled."""
         while True:
-            self.publish()
+            try:
+                self.publish()
+            except Exception:
+                # NB: a resource that cannot be counted must not end the operator.
+                log.exception("failed to publish the gauges")
             await asyncio.sleep(self.seconds)
 
     def publish(self) -> None:

@@ -81,11 +81,12 @@ class Election:
     async def resign(self) -> None:
         """Refuse further writes, wait for the writes in progress, and release the Lease. Call it after `run` has ended."""
         self.fence.close()
-        if self._lease is None:
-            return
-        # NB: no write outlasts the fence, so this ends before the Lease expires.
+        # NB: no write outlasts the fence, so this ends before the Lease expires. Also after the Lease was lost: the next process of this
+        # replica could take it back while a write is still in progress.
         while self.fence.writes:
             await self.sleep(_DRAIN_INTERVAL_SECONDS)
+        if self._lease is None:
+            return
         try:
             # A renewal whose response was lost has changed the version of the Lease.
             lease = await self.leases.recover(self.name, _ABOUT, self.leases.identity)

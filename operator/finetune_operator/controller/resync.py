@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from finetune_operator import names
@@ -16,20 +17,22 @@ from finetune_operator.settings import Settings
 
 log = logging.getLogger(__name__)
 
-# A new leader works with a list of up to this age, in resync intervals, and with what its watches have delivered since.
-_MAX_AGE_INTERVALS = 2
-
 
 @dataclass
 class Resync:
-    """Lists all objects: once before the workers start, then periodically."""
+    """Lists all objects: at the start, when this replica becomes the leader, and periodically."""
 
     kube: Kube
     store: Store
     queues: Queues
     settings: Settings
     health: Health
+    _begun: int = 0
+    """Lists that have begun."""
+    _complete: int = 0
+    """The number of the last list that is complete."""
     _listed: asyncio.Event = field(default_factory=asyncio.Event)
+    _is_requested: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self) -> None:
         """List periodically; retry while the API server is unavailable."""
@@ -41,16 +44,38 @@ class Resync:
                 self.health.last_attempt = self.health.clock()
                 await asyncio.sleep(max(min(5.0, self.settings.resync_seconds), error.retry_after_seconds))
                 continue
-            await asyncio.sleep(self.settings.resync_seconds)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self.settings.resync_seconds):
+                    await self._is_requested.wait()
 
-    async def wait_until_fresh(self) -> None:
-        """Wait for the first list, and for another list if this process was paused since the last one."""
-        while self.health.list_age_seconds() > _MAX_AGE_INTERVALS * self.settings.resync_seconds:
+    async def list_anew(self) -> None:
+        """Wait for a list that begins after this call.
+
+        NB: the lists and watches of two kinds have no common order. With an older list, a new leader could know the status that the old
+        leader wrote, and not the Job that it created before: it would start the next attempt beside that Job.
+        """
+        number = self._begun + 1
+        self._is_requested.set()
+        while self._complete < number:
             self._listed.clear()
             await self._listed.wait()
 
     async def run_once(self) -> None:
-        """Replace the store's content by what exists now, and put every resource on its queue."""
+        """Replace the store's content by what exists now; if the queues are open, put every resource on its queue."""
+        self._begun += 1
+        self._is_requested.clear()
+        number = self._begun
+        try:
+            await self._list()
+        finally:
+            # Also after a failure: the events of the objects that the store has from the complete lists bring nothing new.
+            if self.queues.is_open:
+                self.queue_all()
+        self.health.last_list = self.health.last_attempt = self.health.clock()
+        self._complete = number
+        self._listed.set()
+
+    async def _list(self) -> None:
         # NB: children first. For a job without its children in the store, the operator would create them again.
         for kind in KINDS:
             selector = {"labelSelector": names.LABEL_UID} if kind in CHILDREN else {}
@@ -63,13 +88,9 @@ class Resync:
             # NB: the namespaces are listed one after the other, so the version of the oldest list counts: with a newer version, the
             # store would drop an object that was created after its namespace was listed.
             self.store.replace(kind, bodies, min(listing.version for listing in lists))
-        self.health.last_list = self.health.last_attempt = self.health.clock()
-        self._listed.set()
-        if self.queues.is_open:
-            self.queue_all()
 
     def queue_all(self) -> None:
-        """Put every resource on its queue, and count the resources for the metrics."""
+        """Put every resource on its queue."""
         for kind in RESOURCES:
             for namespace, name in self.store.of(kind):
                 self.queues.of(kind).add(f"{namespace}/{name}")

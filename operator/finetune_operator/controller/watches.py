@@ -49,26 +49,32 @@ class Handlers(NamedTuple):
     """Its first argument is the child's kind: Job, Pod, Service or ConfigMap."""
 
 
+def configure(settings: kopf.OperatorSettings) -> None:
+    """Set what kopf does besides calling the handlers: as little as possible."""
+    # The operator does not need kopf's watches of namespaces and CRDs, and writes its own Events.
+    settings.scanning.disabled = True
+    settings.posting.enabled = False
+    settings.networking.request_timeout = 30
+    settings.watching.server_timeout = 300
+    settings.watching.chunk_size = 500
+    settings.watching.label_selectors.update(
+        dict.fromkeys(("jobs", "pods", "services", "configmaps"), names.LABEL_UID)
+    )
+    # NB: this timeout must be shorter than the pod's grace period. A handler that is stopped loses nothing: the next start lists
+    # everything.
+    settings.process.ultimate_exiting_timeout = 20
+    # kopf sets no finalizer for handlers of events, so no object ever gets this one.
+    settings.persistence.finalizer = f"{GROUP}/unused"
+    settings.persistence.diffbase_storage = _NoDiffBase()
+
+
 def build_registry(handlers: Handlers) -> kopf.OperatorRegistry:
     """Kopf's registry, with its watch events bound to these handlers."""
     kopf_registry = kopf.OperatorRegistry()
 
     @kopf.on.startup(registry=kopf_registry)
-    async def configure(settings: kopf.OperatorSettings, **_: Any) -> None:
-        # The operator does not need kopf's watches of namespaces and CRDs, and writes its own Events.
-        settings.scanning.disabled = True
-        settings.posting.enabled = False
-        settings.networking.request_timeout = 30
-        settings.watching.server_timeout = 300
-        settings.watching.chunk_size = 500
-        settings.watching.label_selectors.update(
-            dict.fromkeys(("jobs", "pods", "services", "configmaps"), names.LABEL_UID)
-        )
-        # NB: this timeout must be shorter than the pod's grace period. A handler that is stopped loses nothing: the next start lists
-        # everything.
-        settings.process.ultimate_exiting_timeout = 20
-        # kopf sets no finalizer for handlers of events, so no object ever gets this one.
-        settings.persistence.finalizer = f"{GROUP}/unused"
+    async def on_startup(settings: kopf.OperatorSettings, **_: Any) -> None:
+        configure(settings)
 
     @kopf.on.login(registry=kopf_registry)
     def login(**kwargs: Any) -> kopf.ConnectionInfo:

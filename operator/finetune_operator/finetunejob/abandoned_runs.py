@@ -85,7 +85,7 @@ class AbandonedRuns:
         is_watched = not self.settings.namespaces or namespace in self.settings.namespaces
         if not (namespace and name and is_watched) or "/" in name:
             return False
-        if await self.namespaces.read_uid(namespace) != run.tags[contract.TAG_NAMESPACE_UID]:
+        if await self.namespaces.read_uid(namespace) != run.tags.get(contract.TAG_NAMESPACE_UID):
             return False
         uid = run.tags.get(contract.TAG_JOB_UID)
         known = self.store.finetunejobs.get((namespace, name))

@@ -97,7 +97,13 @@ class FineTuneJobApplier:
             await self.leases.take(ftj, decision.lease)
         # The Service and the ConfigMap go out together, before the Job: if the name of one belongs to another object, no pod may use it.
         companions = [body for body in decision.apply if body["kind"] in COMPANIONS]
-        await asyncio.gather(*(self._apply_companion(ftj, body) for body in companions))
+        applied = await asyncio.gather(
+            *(self._apply_companion(ftj, body) for body in companions), return_exceptions=True
+        )
+        # NB: only now: a write that continues after a failed pass would meet those of the next pass.
+        for error in applied:
+            if error is not None:
+                raise error
         for body in decision.apply:
             if body["kind"] not in COMPANIONS:
                 await self._create_once(ftj, body)

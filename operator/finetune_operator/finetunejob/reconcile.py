@@ -65,7 +65,8 @@ class FineTuneJobReconciler(Reconciler):
             raise
         # Read back at once what was written to MLflow or Databricks, except for a canceled run, whose end takes a while.
         wrote = any(not isinstance(action, CancelRun) for action in decision.actions)
-        if wrote or decision.finalizer:
+        # NB: the responses to these writes may contain changes of others, whose events bring nothing new to the store.
+        if wrote or decision.finalizer is not None or decision.scaled:
             return 0.0
         delays = [_SETTLE_SECONDS if wrote_status else None, decision.requeue_seconds]
         return min((delay for delay in delays if delay is not None), default=None)

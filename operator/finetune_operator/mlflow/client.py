@@ -116,6 +116,10 @@ class Client:
         """
         return self._call("POST", path, body=json.dumps(fields).encode())
 
+    def search(self, path: str, **fields: Any) -> Json:
+        """The answer to a search: a POST that writes nothing, so any replica may send it. Errors as in `post`."""
+        return self._call("POST", path, body=json.dumps(fields).encode(), is_read=True)
+
     def delete(self, path: str, **fields: Any) -> Json:
         """The answer to a DELETE of fields as JSON.
 
@@ -134,14 +138,25 @@ class Client:
             raise self._not_mlflow_error("the response has an unexpected format") from None
 
     def _call(
-        self, method: str, path: str, *, query: Mapping[str, str] | None = None, body: bytes | None = None
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: bytes | None = None,
+        is_read: bool = False,
     ) -> Json:
         headers = {"Accept": "application/json", "Content-Type": "application/json", **self._authorization()}
         try:
             url = URL(f"{self.uri.rstrip('/')}{_API}/{path}").with_query(query)
             with metrics.measuring_request("MLflow") as sent:
                 response = request_in_thread(
-                    method, url, headers=headers, body=body, max_bytes=_MAX_RESPONSE_BYTES
+                    method,
+                    url,
+                    headers=headers,
+                    body=body,
+                    max_bytes=_MAX_RESPONSE_BYTES,
+                    is_read=is_read,
                 )
                 sent.status = response.status
         except (AddressError, ValueError):

@@ -71,7 +71,7 @@ class Server:
         client, run_ids = self._client, sorted(experiments)
         quoted_ids = ",".join(f"'{run_id}'" for run_id in run_ids)
         try:
-            answer = client.post(
+            answer = client.search(
                 "runs/search",
                 experiment_ids=sorted(set(experiments.values())),
                 filter=f"attributes.run_id IN ({quoted_ids})",
@@ -134,7 +134,7 @@ class Server:
             experiments = [
                 str(item["experiment_id"])
                 for item in read_pages(
-                    partial(client.post, "experiments/search"),
+                    partial(client.search, "experiments/search"),
                     "experiments",
                     max_pages=_MAX_EXPERIMENT_PAGES,
                     max_results=_EXPERIMENTS_PER_PAGE,
@@ -208,7 +208,7 @@ def _search_open_runs(client: Client, experiments: list[str], tag: str) -> list[
     """The runs of some experiments that have a tag and were not closed. If a page of many is too large, the pages have few."""
     for runs_per_page in _RUNS_PER_PAGE:
         pages = read_pages(
-            partial(client.post, "runs/search"),
+            partial(client.search, "runs/search"),
             "runs",
             max_pages=_MAX_RUN_PAGES,
             experiment_ids=experiments,
@@ -225,7 +225,7 @@ def _search_open_runs(client: Client, experiments: list[str], tag: str) -> list[
 
 def _find_job_run(client: Client, experiment_id: str, uid: str) -> Run | None:
     """The first run of a job in an experiment."""
-    answer = client.post(
+    answer = client.search(
         "runs/search",
         experiment_ids=[experiment_id],
         filter=f"tags.`{contract.TAG_JOB_UID}` = '{uid}'",

@@ -54,6 +54,13 @@ async def test_a_write_ends_before_the_fence_closes(
     assert fence.writes == 0
 
 
+async def test_a_search_by_post_passes_a_closed_fence_and_counts_as_no_write() -> None:
+    fence = Fence(Clock())
+    fence.close()
+    async with fence.limit("POST", 30, is_read=True) as seconds:
+        assert (seconds, fence.writes) == (30, 0)
+
+
 async def test_a_write_that_was_paused_after_the_check_is_not_sent() -> None:
     """A timer of the event loop ends it, before the loop goes on with what the write waited for."""
     fence = Fence(Clock())

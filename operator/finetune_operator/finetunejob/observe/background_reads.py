@@ -153,7 +153,11 @@ class BackgroundReads(Generic[Answer]):
             if not await self.pace.has_ended_soon(server, read):
                 read.add_done_callback(lambda ended: self._wake(ftj, ended))
         outcome = self._find(ftj, question, self.max_age.usable * self._stretch)
-        return None if outcome is None else self._take(ftj.uid, outcome)
+        if outcome is None:
+            # The answer that the running read brings is news, even if it is equal to the one that is too old.
+            self._outcomes.pop(ftj.uid, None)
+            return None
+        return self._take(ftj.uid, outcome)
 
     def forget(self, ftj: FineTuneJob, *, cancel: bool = False) -> None:
         """Discard the last response and the response of a running read: the server was written to, or the job was deleted.

@@ -127,9 +127,13 @@ class RunPoller:
         return await self.outages.ask(find_place(ftj, tracked, uri), partial(_ask_server, tracked, question))
 
     async def _read(self, ftj: FineTuneJob, query: _Query) -> Mlflow | None:
+        if ftj.spec is None:
+            return None
         try:
-            tracked = await self.tracked(ftj)
-            if tracked is None or ftj.spec is None:
+            # NB: a login to a workspace that is slow occupies a thread.
+            async with self.pace.threads.turn(ftj.namespace, self.settings.servers(ftj.spec.tracking)):
+                tracked = await self.tracked(ftj)
+            if tracked is None:
                 return None
             server, registration = tracked.server, ftj.spec.register_
             run = await self._find_run(ftj, tracked, query.run_id)

@@ -407,14 +407,14 @@ def test_runs_that_are_too_large_together_are_asked_for_in_halves(
     searches: list[str] = []
     too_large = LargeAnswerError(Problem(ConditionReason.MLFLOW_ERROR, "too large"))
 
-    def post(_client: Client, _path: str, **fields: Any) -> Json:
+    def search(_client: Client, _path: str, **fields: Any) -> Json:
         searches.append(fields["filter"])
         if fields["max_results"] > 1 or "r3" in fields["filter"]:
             raise too_large
         run_id = fields["filter"].split("'")[1]
         return {"runs": [{**RUN, "info": {**RUN["info"], "run_id": run_id}}]}
 
-    monkeypatch.setattr(Client, "post", post)
+    monkeypatch.setattr(Client, "search", search)
     server = Server(mlflow.uri, mlflow.uri)
     assert sorted(server.find_runs({"r1": "7", "r2": "7"})) == ["r1", "r2"]
     ids = ("'r1','r2'", "'r1'", "'r2'")
@@ -429,7 +429,7 @@ def test_open_runs_are_searched_in_smaller_pages_where_they_are_large(
 ) -> None:
     page_sizes: list[int] = []
 
-    def post(_client: Client, path: str, **fields: Any) -> Json:
+    def search(_client: Client, path: str, **fields: Any) -> Json:
         if path == "experiments/search":
             return {"experiments": [{"experiment_id": "7"}]}
         page_sizes.append(fields["max_results"])
@@ -437,7 +437,7 @@ def test_open_runs_are_searched_in_smaller_pages_where_they_are_large(
             raise LargeAnswerError(Problem(ConditionReason.MLFLOW_ERROR, "too large"))
         return {"runs": [RUN]}
 
-    monkeypatch.setattr(Client, "post", post)
+    monkeypatch.setattr(Client, "search", search)
     assert Server(mlflow.uri, mlflow.uri).find_open_runs("tag") == [FOUND]
     assert page_sizes == sizes
 

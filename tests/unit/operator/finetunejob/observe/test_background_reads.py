@@ -256,6 +256,24 @@ async def test_a_late_answer_that_the_passes_know_brings_no_pass() -> None:
     assert world.woken_jobs == ["team/tune"] * 2
 
 
+async def test_an_answer_like_one_that_was_too_old_for_a_pass_brings_a_pass() -> None:
+    world = slow_world()
+    reads = world.reads
+
+    async def ask() -> str:
+        await world.may_answer.wait()
+        return "running"
+
+    await reads.read(ftj(), "mlflow", "run 1", ask)
+    await world.answer()
+    assert await reads.read(ftj(), "mlflow", "run 1", ask) == "running"
+    world.woken_jobs.clear()
+    world.clock = 100.0
+    assert await reads.read(ftj(), "mlflow", "run 1", ask) is None
+    await world.answer()
+    assert world.woken_jobs == ["team/tune"]
+
+
 async def test_the_more_jobs_are_read_the_older_an_answer_may_be() -> None:
     world = World()
     for number in range(1000):
