@@ -10,7 +10,7 @@ from finetune_operator.databricks import workspace
 from fixtures.fake_databricks import Workspace, running
 
 # What the fixtures assert is shown as what a test asserts is.
-pytest.register_assert_rewrite("fixtures.operator_in_memory", "fixtures.operator_processes")
+pytest.register_assert_rewrite("fixtures.operator_in_memory")
 
 
 @pytest.fixture

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -296,15 +298,26 @@ def test_strings_and_numbers_of_json_change_and_it_stays_json() -> None:
     ]
 
 
-DEEPEST, DEEP = "[" * 20_000 + "]" * 20_000, "[" * 600 + '"x"' + "]" * 600
+DEEPEST, DEEP = "[" * 200_000 + "]" * 200_000, "[" * 600 + '"x"' + "]" * 600
 
 
+@pytest.fixture
+def default_recursion_limit() -> Iterator[None]:
+    """Libraries raise the limit of the process."""
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(1000)
+    yield
+    sys.setrecursionlimit(limit)
+
+
+@pytest.mark.usefixtures("default_recursion_limit")
 @pytest.mark.parametrize(
     ("message", "reason"),
     [
         ({"function_call": DEEPEST}, "tool_calls of message 1 are not JSON"),
         ({"tool_calls": f'[{{"function": {DEEP}}}]'}, "the JSON is nested too deeply"),
     ],
+    ids=["to parse", "to read"],
 )
 def test_calls_that_are_nested_too_deeply_are_refused(message: dict[str, str], reason: str) -> None:
     conversation = [{"role": "assistant", "content": "", **message}]
@@ -312,6 +325,7 @@ def test_calls_that_are_nested_too_deeply_are_refused(message: dict[str, str], r
         chat_messages.messages(chat_messages.rename(conversation))
 
 
+@pytest.mark.usefixtures("default_recursion_limit")
 @pytest.mark.parametrize("text", [DEEPEST, DEEP], ids=["to parse", "to change"])
 def test_texts_in_json_that_is_nested_too_deeply_are_not_changed(text: str) -> None:
     with pytest.raises(ValueError, match=r"^the JSON is nested too deeply$"):

@@ -30,7 +30,7 @@ DROP = "; to drop these rows, set data.prepare.onTemplateError: Drop"
 IMAGE = {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}
 REFUSED_PART = (
     "MessageShape: column messages of {place} is invalid, message 1 has a part of type image_url, but only text parts can be trained "
-    "on: correct or remove such rows{DROP}"
+    f"on: correct or remove such rows{DROP}"
 )
 REFUSED_TEMPLATE = f"TemplateFailed: data.prepare.promptTemplate fails on {{place}}: integer division or modulo by zero{DROP}"
 REFUSED_ROLES = (

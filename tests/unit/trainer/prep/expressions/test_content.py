@@ -189,7 +189,7 @@ def test_a_corpus_of_which_nothing_is_learned_is_refused(prepare: Preparer, tmp_
     with pytest.raises(exit_status.DataError) as refused:
         prepare(NOT_READ, **options(save_lines(rows, tmp_path)))
     assert refused.value.reason == "NothingLearned"
-    assert "but the 1 examples of " in str(refused.value)
+    assert "none in the 1 examples of " in str(refused.value)
 
 
 def test_a_part_that_is_no_text_is_refused(prepare: Preparer, tmp_path: Path) -> None:
