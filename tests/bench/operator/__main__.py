@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import signal
@@ -15,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from bench.console import positive, publish, report_failures, say
 from bench.operator import report
 from bench.operator.contenders import NAMES, OURS
 from bench.operator.figures import Fleet, Visit
@@ -42,14 +42,9 @@ def main(arguments: list[str]) -> int:
         running(Mlflow(Path(folder) / "mlflow")) as mlflow,
     ):
         measure(options, result, mlflow, Path(folder))
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    document = report.as_json(described, date, result)
-    options.output.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-    _say(f"\n{report.as_markdown(described, date, result)}\n\nwritten to {options.output}")
-    failures = list(result.failures())
-    for sentence in failures:
-        print(f"FAILED: {sentence}", file=sys.stderr)
-    return int(bool(failures))
+    document, markdown = report.as_json(described, date, result), report.as_markdown(described, date, result)
+    publish(document, markdown, options.output)
+    return report_failures(result.failures())
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -61,18 +56,18 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--jobs",
         nargs="+",
-        type=_positive,
+        type=positive,
         default=[100, 500],
         help="sizes of fleets, one after another (default: 100 500)",
     )
     parser.add_argument(
-        "--large", type=_positive, default=2000, help="jobs of the large fleet (default: %(default)s)"
+        "--large", type=positive, default=2000, help="jobs of the large fleet (default: %(default)s)"
     )
-    parser.add_argument("--rounds", type=_positive, default=3, help="rounds (default: %(default)s)")
+    parser.add_argument("--rounds", type=positive, default=3, help="rounds (default: %(default)s)")
     parser.add_argument("--only", nargs="+", choices=NAMES, default=list(NAMES), help="these contenders")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="these measurements")
     parser.add_argument(
-        "--idle-seconds", type=_positive, default=60, help="length of the idle time (default: %(default)s)"
+        "--idle-seconds", type=positive, default=60, help="length of the idle time (default: %(default)s)"
     )
     parser.add_argument(
         "--minutes",
@@ -82,7 +77,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     )
     parser.add_argument(
         "--failures",
-        type=_positive,
+        type=positive,
         default=200,
         help="pods of it that fail afterwards (default: %(default)s)",
     )
@@ -119,7 +114,7 @@ def measure_large(options: argparse.Namespace, result: Result, mlflow: Mlflow, f
         (namespace,) = start_fleets(stage, result.large, [options.large], _say_fleet)
         if LARGE in options.parts:
             result.large.restart = measure_restart(stage, options.large)
-            _say(f"restart with {options.large} jobs: {result.large.restart.seconds:.1f} s")
+            say(f"restart with {options.large} jobs: {result.large.restart.seconds:.1f} s")
         if RUNNING in options.parts:
             result.running = measure_running(stage, namespace, options.minutes * 60, options.failures)
 
@@ -132,7 +127,7 @@ def _recording_failures(result: Result, part: str) -> Iterator[None]:
     # NB: of what a wait, a request and a controller that ended raise.
     except (RuntimeError, OSError) as error:
         result.broken_parts.append(f"{part}: {error}")
-        _say(f"FAILED: {part}: {error}")
+        say(f"FAILED: {part}: {error}")
 
 
 def describe_machine() -> dict[str, Any]:
@@ -146,22 +141,11 @@ def describe_machine() -> dict[str, Any]:
     }
 
 
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not above 0")
-    return number
-
-
 def _say_fleet(contender: str, fleet: Fleet) -> None:
-    _say(
+    say(
         f"{contender}: {fleet.jobs} jobs: {fleet.jobs_per_second:.1f} jobs/s, "
         f"{fleet.cpu_milliseconds_per_job:.1f} ms of CPU a job"
     )
-
-
-def _say(text: str) -> None:
-    print(text, flush=True)
 
 
 if __name__ == "__main__":

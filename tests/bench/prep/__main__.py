@@ -21,6 +21,7 @@ from typing import Any
 import psutil
 import yaml
 
+from bench.console import publish
 from bench.prep import alone, executors, rows, tutorial
 from bench.trainer import machine, process
 
@@ -85,11 +86,8 @@ def main(arguments: list[str]) -> int:
             shutil.rmtree(Path(folder, str(number)))
     corpora = [_as_json(result) for result in results]
     document = {"schema": "finetune-bench-prep/1", "date": date, "machine": described, "corpora": corpora}
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-    print(
-        f"\n{described['cpu']}, {described['cores']} cores, {date}\n\n{as_markdown(results)}\n\nwritten to {options.output}"
-    )
+    title = f"{described['cpu']}, {described['cores']} cores, {date}"
+    publish(document, f"{title}\n\n{as_markdown(results)}", options.output)
     return 0
 
 

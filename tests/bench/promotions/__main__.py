@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import signal
@@ -14,6 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from bench.console import publish, report_failures, say
 from bench.promotions import report
 from bench.promotions.report import GOAL_SECONDS, Restart, Result
 from bench.promotions.world import ALIASES, RESYNC_SECONDS, World, fill, settled, stay, world
@@ -36,20 +36,15 @@ def main(arguments: list[str]) -> int:
         tempfile.TemporaryDirectory(prefix="bench-promotions-", dir=options.work) as folder,
         world(Path(folder)) as bench_world,
     ):
-        _say(f"registering {result.models} models, creating {result.promotions} promotions")
+        say(f"registering {result.models} models, creating {result.promotions} promotions")
         fill(bench_world, result.promotions)
         first(bench_world, result)
         for number in range(options.rounds):
             result.restarts.append(restart(bench_world, result))
-            _say(f"restart {number + 1}: {result.restarts[-1].seconds:.1f} s")
-    document = report.as_json(described, date, result)
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-    _say(f"\n{report.as_markdown(described, date, result)}\n\nwritten to {options.output}")
-    failings = list(result.failings())
-    for sentence in failings:
-        print(f"FAILED: {sentence}", file=sys.stderr)
-    return int(bool(failings))
+            say(f"restart {number + 1}: {result.restarts[-1].seconds:.1f} s")
+    document, markdown = report.as_json(described, date, result), report.as_markdown(described, date, result)
+    publish(document, markdown, options.output)
+    return report_failures(result.failings())
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -79,7 +74,7 @@ def first(bench_world: World, result: Result) -> None:
     stay(RESYNC_SECONDS, bench_world.operator)
     requests = count(audit.lines(), access.lines())
     result.first_api_writes, result.first_mlflow_writes = requests.api_writes, requests.mlflow_writes
-    _say(f"every alias is in place after {result.first_seconds:.1f} s")
+    say(f"every alias is in place after {result.first_seconds:.1f} s")
 
 
 def restart(bench_world: World, result: Result) -> Restart:
@@ -134,10 +129,6 @@ def machine() -> dict[str, Any]:
         "load": round(os.getloadavg()[0], 2),
         "python": platform.python_version(),
     }
-
-
-def _say(text: str) -> None:
-    print(text, flush=True)
 
 
 if __name__ == "__main__":

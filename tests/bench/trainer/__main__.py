@@ -17,6 +17,7 @@ from typing import Any
 
 import yaml
 
+from bench.console import positive, publish
 from bench.trainer import contenders, machine, report, rows
 from bench.trainer.contenders import Settings
 from bench.trainer.process import RunFailedError
@@ -48,10 +49,11 @@ def main(arguments: list[str]) -> int:
             result = Result(_changed(shape, options), processes, described["gpu"])
             measure(result, options, Path(folder, str(at)), end)
             results.append(result)
-    written = report.as_json(described, date, results)
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(json.dumps(written, indent=2) + "\n", encoding="utf-8")
-    print(f"\n{report.as_markdown(described, date, results)}\n\nwritten to {options.output}", flush=True)
+    document, markdown = (
+        report.as_json(described, date, results),
+        report.as_markdown(described, date, results),
+    )
+    publish(document, markdown, options.output)
     return int(any(not result.rounds.get(name) for result in results for name in result.failures))
 
 
@@ -61,11 +63,11 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         prog="bench.trainer",
         description="Compare the trainer with a padded script and with TRL, on the same rows in one run.",
     )
-    parser.add_argument("--rounds", type=_positive, default=3, help="rounds at most (default: %(default)s)")
-    parser.add_argument("--steps", type=_positive, help="steps to measure in a run (default: the model's)")
+    parser.add_argument("--rounds", type=positive, default=3, help="rounds at most (default: %(default)s)")
+    parser.add_argument("--steps", type=positive, help="steps to measure in a run (default: the model's)")
     parser.add_argument(
         "--processes",
-        type=_positive,
+        type=positive,
         help="ranks (default: one a GPU; without GPUs two, and one with two threads)",
     )
     parser.add_argument(
@@ -79,7 +81,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         help="these models (default: the small one on CPU, the two others on GPUs)",
     )
     parser.add_argument(
-        "--sequences", type=_positive, help="sequences of a rank in a step (default: the model's)"
+        "--sequences", type=positive, help="sequences of a rank in a step (default: the model's)"
     )
     parser.add_argument(
         "--set",
@@ -200,13 +202,6 @@ def _changed(shape: Shape, options: argparse.Namespace) -> Shape:
         sequences=options.sequences or shape.sequences,
         checkpoint_steps=min(shape.checkpoint_steps, options.steps or shape.steps),
     )
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is less than 1")
-    return value
 
 
 def _change(text: str) -> tuple[str, Any]:
