@@ -21,12 +21,14 @@ Server = Literal["Kubernetes", "MLflow", "Databricks", "Git"]
 NO_RESPONSE = "none"
 """The code of a request without a response."""
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
+# Of passes and of requests, from one that the cache answers to the longest timeout.
+_SHORT_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
 reconcile_seconds = Histogram(
     "finetune_operator_reconcile_seconds",
     "Duration of one pass over a resource",
     ["kind"],
-    buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30),
+    buckets=_SHORT_SECONDS,
 )
 reconcile_errors = Counter(
     "finetune_operator_reconcile_errors", "Passes that failed and are retried", ["kind", "reason"]
@@ -40,7 +42,7 @@ request_seconds = Histogram(
     "finetune_operator_request_seconds",
     "Duration of one request to a server, with its response",
     ["server"],
-    buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30),
+    buckets=_SHORT_SECONDS,
 )
 requests = Counter(
     "finetune_operator_requests",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -42,10 +41,6 @@ class Health:
     def __post_init__(self) -> None:
         self.last_attempt = self.clock()
 
-    def list_age_seconds(self) -> float:
-        """How long ago all resources were listed; infinity before the first list."""
-        return math.inf if self.last_list is None else self.clock() - self.last_list
-
     def why_stuck(self) -> str | None:
         """Return the reason why the process must be restarted; None while it works.
 
@@ -60,7 +55,7 @@ class Health:
         """Return the reason why this replica does not keep up or could not take over; None if it is ready."""
         if self.last_list is None:
             return "the objects have not been listed yet"
-        seconds = self.list_age_seconds()
+        seconds = self.clock() - self.last_list
         if seconds > self.resync_seconds + _STUCK_SECONDS:
             return f"the last complete resync was {seconds:.0f} s ago"
         age = self.queues.oldest_age_seconds()

@@ -63,9 +63,9 @@ def _with_status(projection: Json, body: Json) -> Json:
 
 def _project_metadata(body: Json) -> Json:
     meta = {name: value for name, value in body["metadata"].items() if name != "managedFields"}
-    annotations = meta.get("annotations")
-    if annotations and _LAST_APPLIED in annotations:
-        meta["annotations"] = {name: value for name, value in annotations.items() if name != _LAST_APPLIED}
+    entries = meta.get("annotations")
+    if entries and _LAST_APPLIED in entries:
+        meta["annotations"] = {name: value for name, value in entries.items() if name != _LAST_APPLIED}
     return meta
 
 

@@ -201,11 +201,11 @@ class Store:
             if stored:
                 self._recorded.pop(_identity(stored), None)
             self._recorded[_identity(body)] = self.recorded_jobs(body)
-        kept = self._objects[kind][key] = project(kind, _keep_first_deletion(stored, body))
+        projection = self._objects[kind][key] = project(kind, _keep_first_deletion(stored, body))
         if kind == "ModelPromotion":
             if stored:
                 self.promotion_index.remove(key, stored)
-            self.promotion_index.add(key, kept)
+            self.promotion_index.add(key, projection)
 
     def _keep_tombstone(self, kind: str, body: Json) -> None:
         """Keep the last state of a failed pod while its Job exists; forget it when the Job is deleted."""
