@@ -20,7 +20,7 @@ from fixtures.operator_in_memory.decisions import SETTINGS
 
 @dataclass
 class Lists:
-    """Plays the API server: each list waits until the test lets it go.
+    """Plays the API server, which answers as many requests as the test allows.
 
     Attributes:
         refused: kind whose list fails.
@@ -30,10 +30,14 @@ class Lists:
     objects: dict[str, list[Json]] = field(default_factory=dict)
     refused: str = ""
     listed: list[str] = field(default_factory=list)
-    gate: asyncio.Event = field(default_factory=asyncio.Event)
+    allowed: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(0))
+
+    def allow_lists(self, number: int) -> None:
+        for _ in range(number * len(KINDS)):
+            self.allowed.release()
 
     async def list(self, kind: str, _namespace: str | None, **_: Any) -> Listing:
-        await self.gate.wait()
+        await self.allowed.acquire()
         if kind == self.refused:
             raise KubeError(429, "try again")
         self.listed.append(kind)
@@ -65,9 +69,13 @@ async def test_a_new_leader_waits_for_a_list_that_began_in_its_term(api: tuple[L
     # The first list is under way when the Lease is acquired.
     await settle()
     waiting = asyncio.create_task(resync.list_anew())
-    lists.gate.set()
+    lists.allow_lists(1)
+    await settle()
+    assert (lists.listed, waiting.done()) == ([*KINDS], False)
+    lists.allow_lists(1)
     await asyncio.wait_for(waiting, 5)
     assert lists.listed == [*KINDS, *KINDS]
+    lists.allow_lists(1)
     # The next one begins at once too, although the interval has not gone by.
     await asyncio.wait_for(resync.list_anew(), 5)
     assert lists.listed == [*KINDS] * 3
@@ -78,7 +86,7 @@ async def test_a_new_leader_waits_for_a_list_that_began_in_its_term(api: tuple[L
 
 async def test_what_an_incomplete_list_brought_is_looked_at(api: tuple[Lists, Kube]) -> None:
     lists, kube = api
-    lists.gate.set()
+    lists.allow_lists(1)
     resync = build_resync(kube)
     meta = {"namespace": "team", "name": "tune", "uid": "u1", "resourceVersion": "1"}
     resync.store.put("FineTuneJob", {"metadata": meta})
