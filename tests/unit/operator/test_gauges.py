@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
+import pytest
 from prometheus_client import Gauge
 
 from finetune_crds.base import API_VERSION
@@ -175,3 +177,24 @@ def test_usage_of_a_namespace_begins_at_zero() -> None:
             (sample.labels, sample.value) for sample in family.samples if sample.name.endswith("_total")
         ]
         assert totals == [({"job_namespace": "team"}, 0)]
+
+
+async def test_gauges_that_cannot_be_published_do_not_end_the_operator(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gauges = Gauges(Store(children.find_owner, children.recorded_jobs), 0.0, lambda: later(1000))
+    published_twice = asyncio.Event()
+    passes: list[None] = []
+
+    def publish() -> None:
+        passes.append(None)
+        if len(passes) == 2:
+            published_twice.set()
+        raise TypeError("a spec that does not fit")
+
+    monkeypatch.setattr(gauges, "publish", publish)
+    running = asyncio.create_task(gauges.run())
+    await asyncio.wait_for(published_twice.wait(), 5)
+    assert not running.done()
+    running.cancel()
+    assert caplog.messages[0] == "failed to publish the gauges"

@@ -156,6 +156,23 @@ async def test_the_lease_is_released_after_the_writes_in_progress(world: World) 
     assert world.kube.objects == {}
 
 
+async def test_a_process_that_has_lost_the_lease_waits_for_its_writes_too(world: World) -> None:
+    leader = world.start("a")
+    await settle()
+    world.start("b")
+    async with leader.election.fence.limit("POST", 30):
+        leader.is_paused = True
+        await world.advance(20)
+        leader.is_paused = False
+        await world.advance(0.25)
+        assert isinstance(leader.task.exception(), LeaseLostError)
+        resigning = asyncio.create_task(leader.election.resign())
+        await world.advance(1)
+        assert not resigning.done()
+    await world.advance(1)
+    await resigning
+
+
 async def test_a_process_that_is_restarted_has_the_lease_of_its_replica_back(world: World) -> None:
     world.start("a").is_paused = True
     await settle()
