@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import logging
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from finetune_operator.controller.reconciler import BUSY_SECONDS
 from finetune_operator.defaults import Defaults
 from finetune_operator.errors import ExternalError, Problem
 from finetune_operator.finetunejob import reconcile as module
+from finetune_operator.finetunejob.apply import FineTuneJobApplier, NameTaken
 from finetune_operator.finetunejob.decide.failed_action import record_failed_action
 from finetune_operator.finetunejob.model import (
     Action,
@@ -295,6 +297,24 @@ async def test_a_name_that_is_taken_is_said_and_waited_for(second: Json, message
     del world.kube.objects[key]
     await world.look()
     assert world.status["phase"] == "Starting"
+
+
+async def test_a_pass_that_fails_leaves_no_write_of_a_companion_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World()
+    written_kinds: list[str] = []
+
+    async def apply_companion(_self: object, _ftj: object, body: Json) -> None:
+        if body["kind"] == "Service":
+            raise NameTaken("Service tune belongs to another object")
+        for _ in range(50):
+            await asyncio.sleep(0)
+        written_kinds.append(body["kind"])
+
+    monkeypatch.setattr(FineTuneJobApplier, "_apply_companion", apply_companion)
+    await world.look()
+    assert written_kinds == ["ConfigMap"]
 
 
 async def test_the_same_complaint_is_written_once() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import dataclasses
 from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -341,3 +343,24 @@ async def test_logins_of_one_workspace_are_told_apart(databricks: Workspace) -> 
 def test_a_tracking_error_carries_its_problem() -> None:
     problem = Problem(ConditionReason.MLFLOW_ERROR, "no")
     assert (ExternalError(problem).problem, str(ExternalError(problem))) == (problem, "no")
+
+
+async def test_a_login_waits_for_the_turn_of_its_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    logins: list[str] = []
+
+    async def log_in(_self: RunPoller, job: FineTuneJob) -> None:
+        logins.append(job.uid)
+
+    monkeypatch.setattr(RunPoller, "tracked", log_in)
+    job = ftj(running(mlflow=RUN))
+    turns = world.poller.pace.threads
+    async with AsyncExitStack() as stack:
+        for _ in range(turns.per_namespace):
+            await stack.enter_async_context(turns.turn(job.namespace, "another server"))
+        reading = asyncio.create_task(world.poller.poll(job))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert logins == []
+    await asyncio.wait_for(reading, 5)
+    assert logins == [job.uid]
