@@ -1,4 +1,7 @@
-"""The gauges: how many resources there are, by phase and reason, how long they wait, and which GPUs they hold."""
+"""Publishes the gauges: how many resources there are, by phase and reason, how long they wait, and how many GPUs they hold.
+
+Samples are mapped by the values of their labels, in the order of the gauge's label names: for example (phase,) or (namespace, phase).
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ _MAX_RESTARTS = RunPolicy().max_restarts
 
 
 class JobGauges(NamedTuple):
-    """What the gauges need of a job."""
+    """What the gauges need of a job. `phase_seconds`: the time in its phase; None if the job has finished, or if the time is unknown."""
 
     namespace: str
     phase: str
@@ -43,6 +46,7 @@ class Gauges:
     """Publishes the gauges periodically.
 
     Attributes:
+        seconds: the interval.
         now: the current time.
     """
 
@@ -61,9 +65,10 @@ class Gauges:
             await asyncio.sleep(self.seconds)
 
     def publish(self) -> None:
-        """Publish what the store holds now."""
+        """Publish the current content of the store."""
         bodies = self.store.finetunejobs.values()
         summaries = [self._summarize(body) for body in bodies]
+        # A series begins at zero when its labels are set for the first time.
         for namespace in {job.namespace for job in summaries}:
             for counter in metrics.COUNTERS_BY_NAMESPACE:
                 counter.labels(namespace)
@@ -83,14 +88,17 @@ class Gauges:
     def _summarize(self, body: Json) -> JobGauges:
         meta, status = body["metadata"], body.get("status") or {}
         phase = _find_phase(body)
-        since = status.get("phaseTime") or (
-            meta.get("creationTimestamp") if not status.get("phase") else None
-        )
-        seconds = (self.now() - datetime.fromisoformat(since)).total_seconds() if since else None
+        # A job without a status is Pending since its creation.
+        since = status.get("phaseTime")
+        if not since and not status.get("phase"):
+            since = meta.get("creationTimestamp")
+        phase_seconds = None
+        if since and phase not in _FINISHED:
+            phase_seconds = max((self.now() - datetime.fromisoformat(since)).total_seconds(), 0.0)
         return JobGauges(
             namespace=meta["namespace"],
             phase=phase,
-            phase_seconds=None if phase in _FINISHED or seconds is None else max(seconds, 0.0),
+            phase_seconds=phase_seconds,
             gpus=self._count_gpus(body),
             is_at_restart_limit=phase not in _FINISHED and _is_at_restart_limit(body),
         )

@@ -19,6 +19,8 @@ from finetune_operator.fence import PROCESS_FENCE, READING_METHODS, Fence, NotLe
 _TIMEOUT_SECONDS = 30
 _MAX_RETRY_AFTER_SECONDS = 60
 _PAGE_OBJECTS = 500
+# Of a response that is not JSON, in a message.
+_MAX_QUOTED_CHARS = 500
 JSON_TYPE = "application/json"
 _METADATA_TYPE = f"{JSON_TYPE};as=PartialObjectMetadataList;v=v1;g=meta.k8s.io"
 APPLY_TYPE = "application/apply-patch+yaml"
@@ -74,7 +76,7 @@ class Kube:
     """A client for one API server. Use it as an asynchronous context manager.
 
     Args:
-        fence: what requests that write pass through.
+        fence: refuses writes while this replica does not hold the Lease of the operator.
         timeout_seconds: the longest duration of a request.
     """
 
@@ -110,6 +112,7 @@ class Kube:
         """All objects of a kind, read page by page.
 
         Args:
+            namespace: None for all namespaces, and for kinds that are cluster-scoped.
             metadata_only: let the API server leave out everything but the metadata of the objects.
             selectors: labelSelector and fieldSelector.
         """
@@ -208,8 +211,10 @@ class Kube:
         try:
             return dict(json.loads(text))
         except ValueError as error:
-            what = text.decode(errors="replace")[:500]
-            raise KubeError(response.status, f"the response of the API server is not JSON: {what}") from error
+            quoted = text.decode(errors="replace")[:_MAX_QUOTED_CHARS]
+            raise KubeError(
+                response.status, f"the response of the API server is not JSON: {quoted}"
+            ) from error
 
 
 def build_path(kind: str, namespace: str | None, name: str = "", subresource: str = "") -> str:
@@ -236,4 +241,4 @@ def _parse_error(status: int, text: bytes, retry_after: str) -> KubeError:
         body = None
     if isinstance(body, dict):
         return KubeError(status, body.get("message", ""), body.get("reason", ""), seconds)
-    return KubeError(status, text.decode(errors="replace")[:500], retry_after_seconds=seconds)
+    return KubeError(status, text.decode(errors="replace")[:_MAX_QUOTED_CHARS], retry_after_seconds=seconds)

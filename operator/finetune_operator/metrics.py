@@ -21,7 +21,7 @@ Server = Literal["Kubernetes", "MLflow", "Databricks", "Git"]
 NO_RESPONSE = "none"
 """The code of a request without a response."""
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
-# Of passes and of requests, from one that the cache answers to the longest timeout.
+# The buckets for passes and requests: from a pass that the cache answers to the longest timeout.
 _SHORT_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
 reconcile_seconds = Histogram(
@@ -124,7 +124,7 @@ is_leader = Gauge(
     "finetune_operator_is_leader", "Whether this replica of the operator leads (1) or stands by (0)"
 )
 
-# NB: a counter that appears with its first event has no earlier sample, and `increase` would not show this event.
+# Create the series at zero. NB: a counter that appears with its first event has no earlier sample, so `increase` would not show the event.
 for _cause in get_args(AttemptCause):
     job_restarts.labels(_cause)
 for _phase in ("Succeeded", "Failed"):

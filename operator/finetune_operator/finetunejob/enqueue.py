@@ -8,29 +8,32 @@ from finetune_operator.controller.store import Store
 from finetune_operator.controller.workqueue import WorkQueue
 from finetune_operator.finetunejob.children import find_owner
 
-# Pods of a gang change together: so that their events cause one pass, not one pass each.
+# The pods of a gang change together. After this delay, one pass handles the events of all of them.
 _CHILD_EVENT_SECONDS = 0.1
 
 
-def on_event(store: Store, queue: WorkQueue, kind: str | None, body: Json) -> None:
+def on_event(store: Store, queue: WorkQueue, event_type: str | None, body: Json) -> None:
     """Store a FineTuneJob that a watch delivers, and queue a pass unless the operator itself wrote this state."""
-    is_news = kind == "DELETED" or not store.has("FineTuneJob", body)
-    _update_store(store, "FineTuneJob", kind, body)
+    is_news = event_type == "DELETED" or not store.has("FineTuneJob", body)
+    _update_store(store, "FineTuneJob", event_type, body)
     if is_news:
         queue.add(f"{body['metadata']['namespace']}/{body['metadata']['name']}")
 
 
-def on_child(store: Store, queue: WorkQueue, child: str, kind: str | None, body: Json) -> None:
-    """Store a child that a watch delivers, and queue a pass over the FineTuneJob that its label names."""
-    is_news = kind == "DELETED" or not store.has(child, body)
-    _update_store(store, child, kind, body)
+def on_child(store: Store, queue: WorkQueue, kind: str, event_type: str | None, body: Json) -> None:
+    """Store a child of a kind that a watch delivers, and queue a pass over the FineTuneJob that its label names.
+
+    An object without an owner is no child, and a state that the operator itself wrote is no news: neither causes a pass.
+    """
+    is_news = event_type == "DELETED" or not store.has(kind, body)
+    _update_store(store, kind, event_type, body)
     meta = body["metadata"]
-    if is_news and find_owner(child, body):
+    if is_news and find_owner(kind, body):
         queue.add_after(f"{meta['namespace']}/{meta['labels'].get(names.LABEL_JOB)}", _CHILD_EVENT_SECONDS)
 
 
-def _update_store(store: Store, resource: str, kind: str | None, body: Json) -> None:
-    if kind == "DELETED":
-        store.drop(resource, body)
+def _update_store(store: Store, kind: str, event_type: str | None, body: Json) -> None:
+    if event_type == "DELETED":
+        store.drop(kind, body)
     else:
-        store.put(resource, body)
+        store.put(kind, body)

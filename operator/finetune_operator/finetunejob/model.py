@@ -21,7 +21,7 @@ from finetune_operator.registry.base import RegisteredVersion
 
 @dataclass(frozen=True)
 class FineTuneJob:
-    """A FineTuneJob as the API server holds it.
+    """A FineTuneJob as the API server stores it.
 
     `spec` includes the defaults of the chart, `written` is the spec without them. Both are None when the spec does not fit
     this version's schema; `invalid` then has the reason. `version` is the resource version. `created` is the creation time, which the API
@@ -167,8 +167,8 @@ class QueueState:
     read_at: datetime | None = None
 
 
-# Reasons of a dry run according to which the pods or their Job could not be created now. They may end without a change of the spec:
-# by a change of a policy, of the installation or of a webhook.
+# Results of a dry run that keep the job from starting. Each may end without a change of the spec: by a change of a policy, of the
+# installation or of a webhook.
 BLOCKING_REASONS: tuple[str, ...] = (
     ConditionReason.POD_REJECTED,
     ConditionReason.POD_TEMPLATE_INVALID,
@@ -182,7 +182,8 @@ BLOCKING_REASONS: tuple[str, ...] = (
 class DryRunAnswer:
     """The API server's answer to the dry runs: a condition without its type and times.
 
-    `retry_seconds`: seconds until the dry run is repeated; None for never. `component`: whose pod or Job the answer is about.
+    `admitted`: the status of the condition; None for Unknown. `retry_seconds`: seconds until the dry run is repeated; None for never.
+    `component`: whose pod or Job the answer is about.
     """
 
     admitted: bool | None

@@ -25,8 +25,8 @@ from finetune_operator.kube import KubeError
 from finetune_operator.policy.status import with_condition
 from finetune_operator.settings import Settings
 
-# A pass that wrote the status is followed by another one, which decides from the new status. Not at once: the events of the children
-# that it created come meanwhile, and the one pass is about them too.
+# A pass that wrote the status is followed by another pass, which decides from the new status. After this delay, the same pass also handles
+# the events of the children that the first pass created.
 _SETTLE_SECONDS = 0.3
 
 log = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ class FineTuneJobReconciler(Reconciler):
     now: Callable[[], datetime] = utc_now
 
     async def reconcile(self, body: Json) -> float | None:
-        """One pass. If `decide` asks for dry runs, it is called again with the API server's answer."""
+        """Observe, decide and apply. If `decide` requests dry runs, it is called again with the API server's answer."""
         ftj = read_finetunejob(body, self.settings.defaults)
         if ftj.deleting:
             return await self._release(ftj)
@@ -64,9 +64,11 @@ class FineTuneJobReconciler(Reconciler):
             await self._report(ftj, error)
             raise
         # Read back at once what was written to MLflow or Databricks, except for a canceled run, whose end takes a while.
-        wrote = any(not isinstance(action, CancelRun) for action in decision.actions)
-        # NB: the responses to these writes may contain changes of others, whose events bring nothing new to the store.
-        if wrote or decision.finalizer is not None or decision.scaled:
+        has_written_run = any(not isinstance(action, CancelRun) for action in decision.actions)
+        # NB: the API server's response to a changed finalizer or a scaled Job may include changes by other clients. The store then has
+        # these changes before their events, which cause no pass.
+        has_patched = decision.finalizer is not None or bool(decision.scaled)
+        if has_written_run or has_patched:
             return 0.0
         delays = [_SETTLE_SECONDS if wrote_status else None, decision.requeue_seconds]
         return min((delay for delay in delays if delay is not None), default=None)
@@ -115,7 +117,7 @@ class FineTuneJobReconciler(Reconciler):
         return wrote_status
 
     async def _report(self, ftj: FineTuneJob, error: KubeError | NameTaken) -> None:
-        """Report in the status why the children cannot be created."""
+        """Report in the status why the children cannot be created; any other error of the API server is only raised."""
         if isinstance(error, NameTaken):
             kind, reason = ConditionType.PODS_HEALTHY, ConditionReason.NAME_TAKEN
         elif error.status == 403:
@@ -130,5 +132,5 @@ class FineTuneJobReconciler(Reconciler):
         )
         try:
             await self.applier.write_status(ftj, Decision(status=summarize_status(ftj, status, now)), now)
-        except KubeError as second:
-            log.warning("%s: failed to write the status: %s", ftj.key, second)
+        except KubeError as status_error:
+            log.warning("%s: failed to write the status: %s", ftj.key, status_error)

@@ -1,6 +1,6 @@
 """The references of a spec to objects outside the job: aliases of models, the revision of a repository, another job's checkpoints.
 
-Each is resolved once, into the status: observers resolve what is missing there, and policies wait for it.
+Each reference is resolved once and recorded in the status: observers resolve those that the status lacks, and policies wait for them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def is_unpinned(ftj: FineTuneJob) -> bool:
 def unpinned_aliases(ftj: FineTuneJob) -> dict[str, Aliased]:
     """The aliases whose versions a job lacks, by the field of `status.pinned`.
 
-    A job that an earlier version of the operator started keeps its aliases, since its pods resolved them.
+    A job that has started needs none: its aliases were pinned, or its pods resolved them, as in earlier versions of the operator.
     """
     if ftj.spec is None or ftj.is_finished or ftj.deleting or ftj.status.start_time:
         return {}

@@ -1,4 +1,4 @@
-"""Fill in the fields that a FineTuneJob leaves out, from its name and from the defaults of the chart."""
+"""Fills in the fields that a FineTuneJob leaves out, from its name and from the defaults of the chart."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ def resolve(
             if the job is not accepted yet. Pod settings always come from the current installation, and apply from the next pod on.
     """
     filled = earlier or resolved(spec, namespace=namespace, name=name, defaults=defaults)
+    # NB: an empty name keeps the job out of the default queue.
     job_queue = spec.run_policy.queue_name
     parts: dict[str, object] = {
         "pods": merged_pods(spec, defaults),
@@ -87,8 +88,10 @@ def resolved(spec: FineTuneJobSpec, *, namespace: str, name: str, defaults: Defa
 def _catalog(spec: FineTuneJobSpec, defaults: Defaults) -> Catalog | None:
     """Return the catalog of the spec or, for a preparation in this cluster that names tables, the chart's default catalog."""
     data, prepare = spec.data, spec.prepare
-    if data is None or prepare is None or prepare.catalog:
-        return prepare.catalog if prepare else None
+    if data is None or prepare is None:
+        return None
+    if prepare.catalog:
+        return prepare.catalog
     reads_named_tables = not prepare.spark.has_catalog and any(tables.list_tables(data))
     return defaults.catalog if reads_named_tables else None
 
@@ -96,8 +99,10 @@ def _catalog(spec: FineTuneJobSpec, defaults: Defaults) -> Catalog | None:
 def _output(spec: FineTuneJobSpec, namespace: str, name: str, defaults: Defaults) -> str | None:
     """Return the output in the spec, or a folder in the chart's storage. Jobs with the same preparation share it, unless reuse is Never."""
     data, prepare = spec.data, spec.prepare
-    if data is None or spec.model is None or prepare is None or prepare.output:
-        return prepare.output if prepare else None
+    if data is None or prepare is None:
+        return None
+    if prepare.output or spec.model is None:
+        return prepare.output
     is_shared = prepare.reuse != "Never"
     # NB: the digest covers the settings that the prep pod gets, which include the chart's default catalog.
     with_catalog = prepare.model_copy(update={"catalog": _catalog(spec, defaults)})
@@ -142,7 +147,10 @@ def merged_pods(spec: FineTuneJobSpec, defaults: Defaults) -> Pods:
 
 
 def _merged(role: Role, spec: FineTuneJobSpec, defaults: Defaults) -> RolePodSettings:
-    """Return the settings of a role. Settings of the job take precedence over the chart's, and the role's over `all`."""
+    """Return the settings of a role. Settings of the job take precedence over those of the chart, and settings of the role over `all`.
+
+    Only the number of GPUs in spec.distributed comes between: it overrides `all`, and the job's settings of the role override it.
+    """
     default_pods, job_pods = defaults.pods, spec.pods
     template = _layered(
         _pull_secrets(defaults),
@@ -168,9 +176,12 @@ def _as_template(pods: PodSettings) -> Json | None:
         for name, items in (("env", pods.env), ("envFrom", pods.env_from))
         if items
     }
-    container = {"containers": [{"name": MAIN_CONTAINER, **env}]} if env else {}
-    account = {"serviceAccountName": pods.service_account_name} if pods.service_account_name else {}
-    return _layered({"spec": account | container} if account or container else {}, pods.template)
+    pod_spec: Json = {}
+    if pods.service_account_name:
+        pod_spec["serviceAccountName"] = pods.service_account_name
+    if env:
+        pod_spec["containers"] = [{"name": MAIN_CONTAINER, **env}]
+    return _layered({"spec": pod_spec} if pod_spec else {}, pods.template)
 
 
 def _pull_secrets(defaults: Defaults) -> Json:

@@ -1,12 +1,13 @@
 """Counts what a written status records about a job: phases that ended, restarts, the end of the job, and its usage.
 
-The difference of two statuses is counted when the second one was written. The API server accepts it once, since the write names the
-version of the first one.
+The difference between two statuses is counted after the new status was written. It is counted once, since the API server accepts a
+write only if its resource version is that of the old status.
 """
 
 from __future__ import annotations
 
 from datetime import datetime
+from typing import NamedTuple
 
 from finetune_crds.status import FineTuneJobStatus
 from finetune_operator import metrics
@@ -31,7 +32,9 @@ def _count_phase(ftj: FineTuneJob, after: FineTuneJobStatus, now: datetime) -> N
     """Count the time in the phase that the job left."""
     before = ftj.status
     # NB: a job is Pending from its creation on, which the first status records only if the job is still Pending then.
-    since = before.phase_time or (ftj.created if before.phase is None else None)
+    since = before.phase_time
+    if since is None and before.phase is None:
+        since = ftj.created
     phase_before = before.phase or "Pending"
     if since and phase_before != after.phase:
         metrics.job_phase_seconds.labels(phase_before).observe(max((now - since).total_seconds(), 0.0))
@@ -41,31 +44,42 @@ def _count_restarts(before: FineTuneJobStatus, after: FineTuneJobStatus) -> None
     """Count the attempts that ended and that another attempt follows."""
     recorded_attempts = {item.attempt for item in before.attempts or ()}
     for item in after.attempts or ():
-        if item.attempt not in recorded_attempts and item.cause and (after.attempt or 0) > item.attempt:
+        is_new = item.attempt not in recorded_attempts
+        is_followed = (after.attempt or 0) > item.attempt
+        if is_new and is_followed and item.cause:
             metrics.job_restarts.labels(item.cause).inc()
 
 
 def _count_usage(namespace: str, before: FineTuneJobStatus, after: FineTuneJobStatus) -> None:
-    pods_before, gpus_before = _sum_usage(before)
-    pods_after, gpus_after = _sum_usage(after)
-    metrics.pod_seconds.labels(namespace).inc(max(pods_after - pods_before, 0))
-    metrics.gpu_seconds.labels(namespace).inc(max(gpus_after - gpus_before, 0))
+    usage_before, usage_after = _sum_usage(before), _sum_usage(after)
+    new_pod_seconds = usage_after.pod_seconds - usage_before.pod_seconds
+    new_gpu_seconds = usage_after.gpu_seconds - usage_before.gpu_seconds
+    metrics.pod_seconds.labels(namespace).inc(max(new_pod_seconds, 0))
+    metrics.gpu_seconds.labels(namespace).inc(max(new_gpu_seconds, 0))
 
 
-def _sum_usage(status: FineTuneJobStatus) -> tuple[int, int]:
-    """The seconds of all pods of a job, and those seconds times GPUs."""
+class _UsageSum(NamedTuple):
+    """The running time of all pods of a job, and that time multiplied by their GPUs."""
+
+    pod_seconds: int
+    gpu_seconds: int
+
+
+def _sum_usage(status: FineTuneJobStatus) -> _UsageSum:
     entries = status.usage.jobs if status.usage else []
-    return sum(item.pod_seconds for item in entries), sum(item.gpu_seconds for item in entries)
+    return _UsageSum(
+        pod_seconds=sum(item.pod_seconds for item in entries),
+        gpu_seconds=sum(item.gpu_seconds for item in entries),
+    )
 
 
 def _count_goodput(namespace: str, after: FineTuneJobStatus) -> None:
     """Count how much of the time of all pods of a finished job was useful, if the training reported it."""
-    run_seconds, _ = _sum_usage(after)
+    run_seconds = _sum_usage(after).pod_seconds
     if after.productive_seconds is None or not run_seconds:
         return
     training_pods = after.nodes.desired if after.nodes else 1
     metrics.finished_pod_seconds.labels(namespace).inc(run_seconds)
-    # NB: nodes and the trainer measure with different clocks.
-    metrics.useful_pod_seconds.labels(namespace).inc(
-        min(after.productive_seconds * training_pods, run_seconds)
-    )
+    # NB: nodes and the trainer measure with different clocks, so the product may be larger than the running time.
+    useful_seconds = min(after.productive_seconds * training_pods, run_seconds)
+    metrics.useful_pod_seconds.labels(namespace).inc(useful_seconds)

@@ -1,4 +1,4 @@
-"""Parse the answers of Git servers about their refs, and keep only the requested refs.
+"""Parses the answers of Git servers about their refs, and keeps only the requested refs.
 
 https://git-scm.com/docs/http-protocol, https://git-scm.com/docs/protocol-v2
 
@@ -45,7 +45,9 @@ class Advertisement:
     refs: dict[str, Ref] = field(default_factory=dict)
     _packets: Packets = field(default_factory=Packets)
     _lines: int = 0
+    """The number of lines before the current line."""
     _symbolic: Mapping[str, str] = field(default_factory=dict)
+    """In version 0: the target of each symbolic ref, by the name of the ref."""
 
     def __post_init__(self) -> None:
         self._requested = {name.encode() for name in self.names}
@@ -100,14 +102,11 @@ class Advertisement:
             raise PacketError("no ref")
         if ref_name not in self._requested:
             return
-        name, at = ref_name.decode(), commit.decode()
-        if ref_name.endswith(_PEELED):
-            tag_name = ref_name.removesuffix(_PEELED).decode()
-            tag = self.refs.get(tag_name)
-            if tag:
-                self.refs[tag_name] = replace(tag, peeled=at)
-        else:
-            self.refs[name] = Ref(at, target=self._symbolic.get(name, ""))
+        name = ref_name.removesuffix(_PEELED).decode()
+        if not ref_name.endswith(_PEELED):
+            self.refs[name] = Ref(commit.decode(), target=self._symbolic.get(name, ""))
+        elif name in self.refs:
+            self.refs[name] = replace(self.refs[name], peeled=commit.decode())
 
 
 @dataclass
@@ -155,9 +154,9 @@ class Listing:
             values = _parse_pairs(attributes.decode("utf-8", "replace").split(" "))
             peeled = values.get("peeled", "")
             self.refs[ref_name.decode()] = Ref(
-                commit.decode(),
-                peeled if _COMMIT.fullmatch(peeled.encode()) else "",
-                values.get("symref-target", ""),
+                commit=commit.decode(),
+                peeled=peeled if _COMMIT.fullmatch(peeled.encode()) else "",
+                target=values.get("symref-target", ""),
             )
 
 

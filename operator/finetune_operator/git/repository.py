@@ -1,4 +1,4 @@
-"""Resolve a branch or a tag of a repository to its commit: Git's protocol over HTTPS, version 2 or 0.
+"""Resolves a branch or a tag of a repository to its commit: Git's protocol over HTTPS, version 2 or 0.
 
 https://git-scm.com/docs/http-protocol, https://git-scm.com/docs/protocol-v2
 """
@@ -19,7 +19,7 @@ from finetune_operator.git.refs import Advertisement, Listing, Ref
 _SERVICE = "git-upload-pack"
 _VERSION_2 = {"Git-Protocol": "version=2"}
 # Servers of version 0 send all their refs, which are some MB for the largest public repositories. A request of version 2 names the
-# wanted prefixes, but the server may send other refs too.
+# requested prefixes, but the server may send other refs too.
 _MAX_RESPONSE_BYTES = 32 * 2**20
 _HEADS, _TAGS = "refs/heads/", "refs/tags/"
 _BRANCH = re.compile(r"refs/heads/[A-Za-z0-9._/+@-]{1,253}")
@@ -63,12 +63,12 @@ class Repository:
     async def _fetch_refs(self, revision: str) -> Mapping[str, Ref]:
         """The existing refs that the revision may stand for, by full name."""
         names = _list_candidates(revision)
-        first, listing = Advertisement(names), Listing(names)
+        advertisement, listing = Advertisement(names), Listing(names)
         try:
-            await self._fetch(f"/info/refs?service={_SERVICE}", first.take)
-            first.end()
-            if not first.version_2:
-                return first.refs
+            await self._fetch(f"/info/refs?service={_SERVICE}", advertisement.take)
+            advertisement.end()
+            if not advertisement.version_2:
+                return advertisement.refs
             arguments = ["peel", "symrefs", *(f"ref-prefix {name}" for name in names)]
             body = packets.encode_request(["command=ls-refs"], arguments)
             await self._fetch(f"/{_SERVICE}", listing.take, body)

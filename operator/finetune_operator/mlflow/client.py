@@ -88,7 +88,7 @@ class RefusedError(ExternalError):
 
 
 class LargeAnswerError(ExternalError):
-    """The answer is larger than an MLflow server's answer to one such request may be."""
+    """The answer is larger than _MAX_RESPONSE_BYTES."""
 
 
 @dataclass(frozen=True)
@@ -203,8 +203,8 @@ class Client:
 
     def _refusal_error(self, response: Response, answer: Json | None, path: str) -> ExternalError:
         """The error for a status other than 200."""
-        status, code = response.status, str((answer or {}).get("error_code"))
-        code = code if code in PROTOCOL_CODES else ""
+        status, reported_code = response.status, str((answer or {}).get("error_code"))
+        code = reported_code if reported_code in PROTOCOL_CODES else ""
         why = f"{code}, HTTP {status}" if code else f"HTTP {status}"
         if status == 403 and _INVALID_HOST in response.body:
             host = self.uri.split("://", 1)[-1].split("/", 1)[0]

@@ -11,8 +11,8 @@ class Run:
     """An MLflow run.
 
     Attributes:
-        metrics: the newest value of each metric.
-        steps: the step of each of these values.
+        metrics: the newest value of each metric, by its name.
+        steps: the step of the newest value of each metric, by its name.
         is_deleted: whether the run was deleted, which people can undo in MLflow.
         planned_steps: the parameter max_steps; None if it is not set or not above 0.
     """

@@ -29,7 +29,7 @@ _USER = "finetune-operator"
 _RUN_ID = re.compile(r"[A-Za-z0-9][\w-]{0,255}", re.ASCII)
 _EXPERIMENTS_PER_PAGE = 1000
 _EXPERIMENTS_PER_SEARCH = 200
-# NB: the client refuses an answer of more than 4 MiB. Most runs have a few KiB, and some 0.5 MiB.
+# The sizes of pages to try. NB: the client refuses an answer of more than 4 MiB. Most runs have a few KiB, and some 0.5 MiB.
 _RUNS_PER_PAGE = (100, 5)
 _MAX_EXPERIMENT_PAGES = 100
 _MAX_RUN_PAGES = 2000
@@ -55,12 +55,12 @@ class Server:
         recorded_run = get_run(client, run_id) if run_id else None
         if recorded_run and not recorded_run.is_deleted:
             return recorded_run
-        parent = _get_experiment(client, experiment)
-        run = _find_job_run(client, _experiment_id(client, parent), uid) if parent else None
+        existing = _get_experiment(client, experiment)
+        run = _find_job_run(client, _experiment_id(client, existing), uid) if existing else None
         return run or recorded_run
 
     def find_runs(self, experiments: Mapping[str, str]) -> dict[str, Run]:
-        """Those of these runs that exist and are not deleted, by their ids.
+        """The runs with these ids, by id; without runs that do not exist or were deleted.
 
         Args:
             experiments: the experiment of each run, by the run's id.
@@ -82,11 +82,9 @@ class Server:
             if len(run_ids) == 1:
                 raise
             middle = len(run_ids) // 2
-            halves = (run_ids[:middle], run_ids[middle:])
-            first, second = (
-                self.find_runs({run_id: experiments[run_id] for run_id in half}) for half in halves
-            )
-            return first | second
+            first_half = {run_id: experiments[run_id] for run_id in run_ids[:middle]}
+            second_half = {run_id: experiments[run_id] for run_id in run_ids[middle:]}
+            return self.find_runs(first_half) | self.find_runs(second_half)
         with client.parsing_answer():
             runs = [_parse_run(item) for item in answer.get("runs") or []]
         return {run.run_id: run for run in runs if not run.is_deleted}
@@ -98,14 +96,14 @@ class Server:
             ExternalError: the server cannot be reached, or refuses.
         """
         client = self._client
-        parent = _get_experiment(client, experiment)
-        run = _find_job_run(client, _experiment_id(client, parent), uid) if parent else None
+        existing = _get_experiment(client, experiment)
+        run = _find_job_run(client, _experiment_id(client, existing), uid) if existing else None
         if run:
             return run
         every_tag = {**tags, "mlflow.runName": run_name, "mlflow.user": _USER}
         answer = client.post(
             "runs/create",
-            experiment_id=_ensure_experiment(client, experiment, parent),
+            experiment_id=_ensure_experiment(client, experiment, existing),
             user_id=_USER,
             start_time=_now_milliseconds(),
             tags=[{"key": key, "value": value} for key, value in every_tag.items()],
@@ -115,7 +113,7 @@ class Server:
             return _parse_run(answer["run"])
 
     def finish_run(self, run_id: str, status: str) -> None:
-        """Close a run as FINISHED, FAILED or KILLED.
+        """Close a run. `status`: FINISHED, FAILED or KILLED.
 
         Raises:
             ExternalError: the server cannot be reached, or refuses.
@@ -205,7 +203,7 @@ def _parse_run(answer: Json) -> Run:
 
 
 def _search_open_runs(client: Client, experiments: list[str], tag: str) -> list[Run]:
-    """The runs of some experiments that have a tag and were not closed. If a page of many is too large, the pages have few."""
+    """The runs of some experiments that have a tag and were not closed. If a page is too large, the search starts again with smaller pages."""
     for runs_per_page in _RUNS_PER_PAGE:
         pages = read_pages(
             partial(client.search, "runs/search"),

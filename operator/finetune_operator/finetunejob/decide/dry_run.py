@@ -1,4 +1,4 @@
-"""Before the operator creates children, the API server checks the training and evaluation pods of a job in a dry run.
+"""Checks the training and evaluation pods of a job in dry runs of the API server, before the operator creates children.
 
 A preparation takes hours, and a correction of spec.pods does not change the pods of an existing Job. Until the data are prepared,
 the check runs once for each generation of the spec. It is repeated after a rejection or an error, since the policies of the API
@@ -20,7 +20,7 @@ from finetune_operator.finetunejob.preparation import backends
 from finetune_operator.policy.result import Continue, Outcome, Stop
 from finetune_operator.registry.base import RegisteredVersion
 
-# The labels and annotations that the Job controller gives the first pod of an Indexed Job.
+# The Job controller gives the first pod of an Indexed Job this entry as a label and as an annotation.
 _INDEX = "batch.kubernetes.io/job-completion-index"
 _FIRST_INDEX = {_INDEX: "0"}
 
@@ -28,16 +28,15 @@ _FIRST_INDEX = {_INDEX: "0"}
 def check_pods(draft: Draft) -> Outcome:
     """End the pass until the API server has checked the pods. While it rejects them, end each pass of a job that has not started."""
     if draft.holds(ConditionType.PREPARED):
+        # The training follows, and its real pods show problems themselves.
         draft.unset(ConditionType.PODS_ADMITTED)
         return Continue
     if draft.spec.suspend:
+        # A later policy ends the pass before it creates pods.
         return Continue
     pods_admitted = draft.condition(ConditionType.PODS_ADMITTED)
-    if (
-        pods_admitted is None
-        or pods_admitted.observed_generation != draft.generation
-        or _is_blocking(pods_admitted)
-    ):
+    is_current = pods_admitted is not None and pods_admitted.observed_generation == draft.generation
+    if not is_current or _is_blocking(pods_admitted):
         answer = draft.observed.dry_run_answer
         if answer is None:
             draft.dry_runs += build_dry_run_objects(draft)
@@ -45,11 +44,8 @@ def check_pods(draft: Draft) -> Outcome:
         pods_admitted = _record(draft, answer)
         if answer.retry_seconds is not None:
             draft.requeue_after(answer.retry_seconds)
-    return (
-        Stop
-        if pods_admitted and _is_blocking(pods_admitted) and draft.status.start_time is None
-        else Continue
-    )
+    has_started = draft.status.start_time is not None
+    return Stop if _is_blocking(pods_admitted) and not has_started else Continue
 
 
 def build_dry_run_objects(draft: Draft) -> list[Json]:
@@ -98,7 +94,7 @@ def _build_first_pod(draft: Draft, job: Json) -> Json:
                 **_job_labels(meta["name"], draft.ftj.uid),
                 **index_entry,
             },
-            # NB: the API server rejects annotations that are not a mapping.
+            # NB: annotations that are not a mapping stay as they are, so that the API server rejects them.
             "annotations": {**template_annotations, **index_entry}
             if isinstance(template_annotations, dict)
             else template_annotations,
@@ -131,7 +127,7 @@ def _controller(draft: Draft) -> Json:
 
 
 def _record(draft: Draft, answer: DryRunAnswer) -> Condition | None:
-    """Record the answer, and return its condition. Without a preparation, the status keeps only what blocks the job: pods report the rest."""
+    """Record the answer, and return its condition. Without a preparation, pods report the rest, so the status keeps only what blocks the job."""
     message = f"{answer.message}{_remedy(draft, answer)}"
     draft.set(ConditionType.PODS_ADMITTED, answer.admitted, answer.reason, message)
     pods_admitted = draft.condition(ConditionType.PODS_ADMITTED)
@@ -142,7 +138,8 @@ def _record(draft: Draft, answer: DryRunAnswer) -> Condition | None:
 
 def _remedy(draft: Draft, answer: DryRunAnswer) -> str:
     """Return the remedy, as the end of a sentence: the pods come from the spec and from the values of the chart."""
-    reason, role = answer.reason, "evaluate" if answer.component == names.EVALUATE else "train"
+    reason = answer.reason
+    role = "evaluate" if answer.component == names.EVALUATE else "train"
     fields = f"spec.pods.{role}"
     if draft.settings.defaults.pods != Pods():
         fields += " or defaults.pods of the chart"
@@ -165,6 +162,6 @@ def _queue_remedy(draft: Draft, queue: str) -> str:
     return "correct or remove spec.runPolicy.queueName, or create the LocalQueue"
 
 
-def _is_blocking(pods_admitted: Condition) -> bool:
-    """Whether the result of the dry run keeps the job from starting."""
-    return pods_admitted.reason in BLOCKING_REASONS
+def _is_blocking(pods_admitted: Condition | None) -> bool:
+    """Whether the result of the dry run, if there is one, keeps the job from starting."""
+    return pods_admitted is not None and pods_admitted.reason in BLOCKING_REASONS

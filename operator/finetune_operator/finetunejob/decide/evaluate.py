@@ -38,7 +38,7 @@ def evaluate(draft: Draft) -> Outcome:
         sidecars.release(draft, names.EVALUATE, name, _CONTAINER)
     if draft.spec.evaluation is None or draft.holds(ConditionType.EVALUATED):
         return Continue
-    # Remove the report that the job waits for its version, which exists. The condition returns when the aliases are set.
+    # The version exists, so the job no longer waits for it. `register` sets the condition again, with the aliases.
     draft.unset(ConditionType.REGISTERED)
     result = draft.status.evaluation or _run_in_pod(draft)
     return _write_metrics(draft, result) if result else Stop
@@ -104,8 +104,8 @@ def _start(draft: Draft, state: step_state.Absent) -> None:
         _wait_for_version(draft, mlflow, "the evaluation starts when MLflow responds")
         return
     if draft.condition(ConditionType.EVALUATED) is None:
-        # NB: a pass in which the API server rejects the Job writes only the rejection to the status. This condition, which says
-        # what the job waits for, must be there before.
+        # NB: a pass in which the API server rejects the Job writes only the rejection to the status. So an earlier pass writes this
+        # condition, which says what the job waits for.
         _wait(draft, "the evaluation pod is starting")
         draft.requeue_after(0)
         return
@@ -160,8 +160,9 @@ def _finish(draft: Draft, state: step_state.Succeeded | step_state.Lost) -> Eval
         draft.remove(state.job)
         _wait(draft, "the evaluation pod's result was lost with its node: the evaluation runs again")
         return None
+    last_exit = state.ends[-1]
     try:
-        evaluation = _read_result(draft, state.job, state.ends[-1])
+        evaluation = _read_result(draft, state.job, last_exit)
     except InvalidMetricsError as error:
         _fail_job(draft, ConditionReason.EVALUATION_FAILED, f"evaluation failed: {error}")
         return None
@@ -169,7 +170,7 @@ def _finish(draft: Draft, state: step_state.Succeeded | step_state.Lost) -> Eval
     return evaluation
 
 
-def _read_result(draft: Draft, job: Json, ended: pod_state.Exit) -> EvaluationStatus:
+def _read_result(draft: Draft, job: Json, pod_exit: pod_state.Exit) -> EvaluationStatus:
     """The result of a pod that succeeded.
 
     Raises:
@@ -178,13 +179,13 @@ def _read_result(draft: Draft, job: Json, ended: pod_state.Exit) -> EvaluationSt
     if evaluation_pod.evaluation_of(draft).command:
         digest = job["metadata"]["annotations"][names.ANNOTATION_DIGEST]
         try:
-            return evaluation_result.from_command(ended.text, digest)
+            return evaluation_result.from_command(pod_exit.text, digest)
         except InvalidMetricsError as error:
-            raise InvalidMetricsError(f"pod {ended.pod} wrote invalid metrics: {error}") from error
-    result = ended.message.evaluation if ended.message else None
+            raise InvalidMetricsError(f"pod {pod_exit.pod} wrote invalid metrics: {error}") from error
+    result = pod_exit.message.evaluation if pod_exit.message else None
     if result is None:
         raise InvalidMetricsError(
-            f"pod {ended.pod} succeeded and reported no result: create a FineTuneJob with another name and an image that runs "
+            f"pod {pod_exit.pod} succeeded and reported no result: create a FineTuneJob with another name and an image that runs "
             "finetune-evaluate, or with evaluation.command"
         )
     return evaluation_result.from_built_in(result)
@@ -235,5 +236,5 @@ def _write_metrics(draft: Draft, evaluation: EvaluationStatus) -> Outcome:
 
 
 def _step_after_training(draft: Draft) -> int:
-    """The step of the logged metrics. NB: if the training logged the same metric, the run shows the value of the later step."""
+    """The step of the logged metrics. NB: MLflow shows the value of the latest step, and the training may have logged the same metric."""
     return (draft.status.progress.step if draft.status.progress else 0) + 1

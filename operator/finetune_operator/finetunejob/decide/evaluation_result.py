@@ -21,7 +21,7 @@ from finetune_operator.text import shorten
 
 # Tags that the trainer and the operator write begin with one of these.
 _RESERVED_PREFIXES = ("finetune_", "promoted_")
-# At most this many metrics in a message.
+# The other metrics are only counted in the message.
 _MAX_METRICS_IN_MESSAGE = 8
 _FORMAT_HINT = (
     f'write a JSON object of numbers, for example {{"accuracy": 0.9}}, of at most {contract.TERMINATION_MAX_BYTES} bytes, to the '
@@ -30,7 +30,7 @@ _FORMAT_HINT = (
 
 
 class InvalidMetricsError(ValueError):
-    """A command did not write a JSON object of numbers; the message describes the required format."""
+    """An evaluation pod reported no metrics, or invalid metrics; the message says what to correct."""
 
 
 def from_built_in(result: EvaluationResult) -> EvaluationStatus:

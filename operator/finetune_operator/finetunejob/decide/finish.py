@@ -38,14 +38,11 @@ def clean_up(draft: Draft) -> None:
 
 
 def _close_run(draft: Draft) -> None:
-    """Close the MLflow run, and record that it is closed or no longer exists."""
-    mlflow_status = draft.status.mlflow
+    """Close the MLflow run. Record this only once MLflow has been read and shows that the run is closed or no longer exists."""
+    run_id = draft.status.run_id
     tracked = draft.condition(ConditionType.TRACKED)
-    if (
-        mlflow_status is None
-        or mlflow_status.run_id is None
-        or (tracked and tracked.reason == ConditionReason.RUN_FINISHED)
-    ):
+    is_recorded = tracked is not None and tracked.reason == ConditionReason.RUN_FINISHED
+    if run_id is None or is_recorded:
         return
     end_status = "FINISHED" if draft.holds(ConditionType.SUCCEEDED) else "FAILED"
     mlflow = draft.observed.mlflow
@@ -55,22 +52,22 @@ def _close_run(draft: Draft) -> None:
             ConditionType.TRACKED,
             True,
             ConditionReason.RUN_FINISHED,
-            f"MLflow run {mlflow_status.run_id} is {end_status}",
+            f"MLflow run {run_id} is {end_status}",
         )
         return
     if run:
-        draft.actions.append(FinishRun(mlflow_status.run_id, end_status))
+        draft.actions.append(FinishRun(run_id, end_status))
     elif mlflow and not mlflow.problem:
         draft.set(
             ConditionType.TRACKED,
             False,
             ConditionReason.RUN_FINISHED,
-            f"MLflow run {mlflow_status.run_id} no longer exists",
+            f"MLflow run {run_id} no longer exists",
         )
 
 
 def _delete_children(draft: Draft) -> None:
-    """Delete all children when their TTL has expired."""
+    """Delete all children when their TTL has expired: the Jobs here, the other kinds by `draft.sweep`."""
     ttl = draft.ftj.spec.run_policy.ttl_seconds_after_finished if draft.ftj.spec else None
     ended = draft.status.completion_time
     if ttl is None or ended is None:
@@ -86,5 +83,5 @@ def _delete_children(draft: Draft) -> None:
         f"the child resources were deleted {ttl} s after the job finished: runPolicy.ttlSecondsAfterFinished"
     )
     draft.set(ConditionType.PODS_HEALTHY, None, ConditionReason.NO_PODS, message)
-    # Sweep once. The status is written after the deletions, so a pass that was interrupted is repeated.
+    # Sweep in the pass that sets the condition. The status is written after the deletions, so an interrupted pass is repeated.
     draft.sweep = draft.condition(ConditionType.PODS_HEALTHY) != before

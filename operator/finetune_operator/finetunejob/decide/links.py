@@ -1,4 +1,4 @@
-"""The pages that people open in a browser: the run, the registered version, the chart's dashboard."""
+"""The pages that people open in a browser: the run, the preparation, the registered version, the chart's dashboard."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads the progress, memory, evaluation and goodput of a job from the metrics and tags of its run."""
+"""Copies the memory plan, progress, evaluation and goodput of a job from the metrics and tags of its MLflow run to the status."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ from finetune_operator.finetunejob.preparation import backends
 from finetune_operator.mlflow.model import Run
 
 # The width of the column that shows the step of the preparation.
-_MAX_STEP_CHARS = 24
+_MAX_PREPARATION_STEP_CHARS = 24
+LOSS_DIGITS = 4
+"""Decimal places of losses in the status, and of the goodput, which is a share."""
 
 
 def copy_metrics(draft: Draft, run: Run) -> None:
-    """Copy the plan, progress, evaluation and goodput of a run into the status."""
+    """Copy the memory plan, progress, evaluation and goodput of a run into the status."""
     _copy_plan(draft, run)
     _copy_progress(draft, run)
     _copy_evaluation(draft, run)
@@ -32,7 +34,7 @@ def copy_metrics(draft: Draft, run: Run) -> None:
 
 def record_goodput(draft: Draft, share: float | None, productive_seconds: float | None) -> None:
     """Record the productive part of the training time, as a share and in seconds; what is unknown stays as it is."""
-    goodput = round_finite(share, 4)
+    goodput = round_finite(share, LOSS_DIGITS)
     if goodput is not None:
         draft.update(goodput=min(max(goodput, 0.0), 1.0))
     seconds = to_count(productive_seconds)
@@ -57,10 +59,10 @@ def _copy_plan(draft: Draft, run: Run) -> None:
 
 def _copy_progress(draft: Draft, run: Run) -> None:
     metrics = run.metrics
-    losses = [name for name in (*contract.LOSSES, *contract.EVAL_LOSSES) if name in metrics]
-    if contract.METRIC_STEP not in metrics and not losses:
+    loss_names = [name for name in (*contract.LOSSES, *contract.EVAL_LOSSES) if name in metrics]
+    if contract.METRIC_STEP not in metrics and not loss_names:
         return
-    step = to_count(metrics.get(contract.METRIC_STEP, _step_of(run, losses))) or 0
+    step = to_count(metrics.get(contract.METRIC_STEP, _newest_step(run, loss_names))) or 0
     max_steps = to_count(metrics.get(contract.METRIC_MAX_STEPS, run.planned_steps))
     before = draft.status.progress
     percent = min(100 * step // max_steps, 100) if max_steps else None
@@ -71,15 +73,16 @@ def _copy_progress(draft: Draft, run: Run) -> None:
         max_steps=max_steps,
         percent=percent,
         summary=f"{percent}%" if percent is not None else None,
-        loss=round_finite(_first_metric(metrics, contract.LOSSES), 4),
-        eval_loss=round_finite(eval_loss, 4),
+        loss=round_finite(_first_metric(metrics, contract.LOSSES), LOSS_DIGITS),
+        eval_loss=round_finite(eval_loss, LOSS_DIGITS),
         tokens_per_second=round_finite(metrics.get(contract.METRIC_TOKENS_PER_SECOND), 1),
         seconds_remaining=seconds_remaining,
         eta=text.format_duration(seconds_remaining) if seconds_remaining is not None else None,
         update_time=before.update_time if before else None,
     )
     # NB: the ETA is not compared: `clear_eta` removes it while no training runs, and the trainer has then reported nothing new.
-    if before is None or after != before.model_copy(update={"eta": after.eta}):
+    has_news = before is None or after != before.model_copy(update={"eta": after.eta})
+    if has_news:
         after = after.model_copy(update={"update_time": draft.now})
     draft.update(progress=after)
 
@@ -89,9 +92,9 @@ def _first_metric(metrics: Mapping[str, float], metric_names: Sequence[str]) -> 
     return next((metrics[name] for name in metric_names if name in metrics), None)
 
 
-def _step_of(run: Run, losses: Sequence[str]) -> float:
-    """The step of the newest loss, as MLflow counts it."""
-    return max((run.steps.get(name, 0) for name in losses), default=0)
+def _newest_step(run: Run, metric_names: Sequence[str]) -> float:
+    """The latest step for which MLflow has one of these metrics."""
+    return max((run.steps.get(name, 0) for name in metric_names), default=0)
 
 
 def complete_progress(draft: Draft, step: int) -> None:
@@ -116,25 +119,26 @@ def clear_eta(draft: Draft) -> None:
 
 
 def show_preparation(draft: Draft) -> None:
-    """Show the step of the preparation while it runs, and remove it afterwards."""
+    """Show the step of the preparation in the summary of the progress while it runs, and remove it afterwards."""
     before, mlflow = draft.status.progress, draft.observed.mlflow
-    run = mlflow.run if mlflow else None
-    step = (
-        backends.find_progress(draft.observed) or (run.tags.get(contract.TAG_PREPARATION, "") if run else "")
-    )[:_MAX_STEP_CHARS]
     if phase(draft.status.conditions) != "Preparing":
-        # Without steps, `before` shows the preparation, not a training.
-        if before and before.summary and not (before.step or before.max_steps):
+        # Only a training has steps that are numbers.
+        shows_training = before is not None and bool(before.step or before.max_steps)
+        if before and before.summary and not shows_training:
             draft.update(progress=None)
-    elif step and (before is None or before.summary != step):
-        draft.update(progress=Progress(summary=step, update_time=draft.now))
+        return
+    run = mlflow.run if mlflow else None
+    step_in_run = run.tags.get(contract.TAG_PREPARATION, "") if run else ""
+    summary = (backends.find_progress(draft.observed) or step_in_run)[:_MAX_PREPARATION_STEP_CHARS]
+    if summary and (before is None or before.summary != summary):
+        draft.update(progress=Progress(summary=summary, update_time=draft.now))
 
 
 def _copy_evaluation(draft: Draft, run: Run) -> None:
     metrics = {
-        "base_eval_loss": round_finite(run.metrics.get(contract.METRIC_BASE_EVAL_LOSS), 4),
-        "eval_loss": round_finite(run.metrics.get(contract.METRIC_FINAL_EVAL_LOSS), 4),
-        "perplexity": round_finite(run.metrics.get(contract.METRIC_FINAL_EVAL_PERPLEXITY), 4),
+        "base_eval_loss": round_finite(run.metrics.get(contract.METRIC_BASE_EVAL_LOSS), LOSS_DIGITS),
+        "eval_loss": round_finite(run.metrics.get(contract.METRIC_FINAL_EVAL_LOSS), LOSS_DIGITS),
+        "perplexity": round_finite(run.metrics.get(contract.METRIC_FINAL_EVAL_PERPLEXITY), LOSS_DIGITS),
     }
     finite = {name: value for name, value in metrics.items() if value is not None}
     if finite:

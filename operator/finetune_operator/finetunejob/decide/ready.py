@@ -1,6 +1,7 @@
-"""The summary of a FineTuneJob: Ready once it has succeeded, Reconciling until then.
+"""The summary conditions of a FineTuneJob, which kstatus and `kubectl wait` read.
 
-Stalled: it has failed, or waits for a change of its spec. A job that waits for anything else is Reconciling.
+Ready: it has succeeded. Stalled: it has failed, or waits for a change of its spec. Reconciling: it runs, or waits for anything else.
+Finished: it has succeeded or failed.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _EXPLANATIONS: dict[Phase, tuple[ConditionType, ...]] = {
     "Preparing": (ConditionType.PREPARED,),
     "Pending": (ConditionType.TRAINED, ConditionType.PREPARED, ConditionType.ACCEPTED),
 }
-# The conditions of the summary that are set in addition to Ready; Reconciling in other phases.
+# The conditions of the summary that are set in addition to Ready; in other phases, Reconciling or Stalled.
 _COMPANIONS: dict[Phase, tuple[ConditionType, ...]] = {
     "Succeeded": (ConditionType.FINISHED,),
     "Failed": (ConditionType.STALLED, ConditionType.FINISHED),
@@ -55,7 +56,7 @@ def summarize_status(ftj: FineTuneJob, status: FineTuneJobStatus, now: datetime)
 
 
 def _find_phase_time(ftj: FineTuneJob, after: Phase | None, now: datetime) -> datetime | None:
-    """When the job entered the phase; None if the phase is that of a status without this time."""
+    """When the job entered the phase; None if an earlier version of the operator wrote this phase without the time."""
     before = ftj.status
     if after == before.phase:
         return before.phase_time
@@ -65,7 +66,7 @@ def _find_phase_time(ftj: FineTuneJob, after: Phase | None, now: datetime) -> da
 
 
 def assess_readiness(conditions: Sequence[Condition]) -> Readiness:
-    """Derive the summary from the other conditions. Every reconcile sets at least one of them first."""
+    """Derive the summary from the other conditions. NB: every pass sets at least one before, so there is an explanation."""
     job_phase = phase(conditions)
     explanation = next(_explanations(job_phase, {item.type: item for item in conditions}))
     also = _COMPANIONS.get(job_phase, (ConditionType.RECONCILING,))
@@ -89,9 +90,8 @@ def _needs_spec_change(job_phase: Phase, explanation: Condition) -> bool:
 def _explanations(job_phase: Phase, by_type: dict[str, Condition]) -> Iterator[Condition]:
     """The conditions that explain a phase, the best explanation first: obstacles, the conditions of the phase, any condition."""
     if job_phase not in _SETTLED:
-        yield from (
-            by_type[kind] for kind in OBSTACLES if kind in by_type and _is_obstacle(job_phase, by_type[kind])
-        )
+        candidates = [by_type[kind] for kind in OBSTACLES if kind in by_type]
+        yield from (item for item in candidates if _is_obstacle(job_phase, item))
     yield from (by_type[kind] for kind in _EXPLANATIONS[job_phase] if kind in by_type)
     yield from by_type.values()
 

@@ -1,7 +1,7 @@
 """The uids of the current Jobs, which identify pods that outlive their Job.
 
-A user may delete a Job and leave its pods to the garbage collector, and a lost node keeps its pods. If the operator restarts after that,
-only the uids in the status tell it that these pods belong to the job and may still write to its folders.
+A user may delete a Job and leave its pods to the garbage collector, and a lost node keeps its pods. An operator
+that restarts after that recognizes these pods, which may still write to the job's folders, only by the uids in the status.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ def record_jobs(draft: Draft) -> Outcome:
     """
     jobs, name = draft.observed.jobs, draft.ftj.name
     attempt = draft.status.attempt or 1
-    current = {
+    job_names = {
         "prep": names.prep_name(name),
         "train": names.train_name(name, attempt),
         "evaluate": names.evaluate_name(name),
     }
-    recorded = {part: jobs[job]["metadata"]["uid"] for part, job in current.items() if job in jobs}
+    recorded = {
+        field: jobs[job_name]["metadata"]["uid"] for field, job_name in job_names.items() if job_name in jobs
+    }
     if "train" in recorded:
         recorded["train_attempt"] = attempt
     if recorded:

@@ -22,6 +22,7 @@ def register(draft: Draft) -> Outcome:
         return Continue
     version = draft.observed.mlflow.version if draft.observed.mlflow else None
     if version is None:
+        # Not reached: `await_version` or `evaluate` has ended the pass, and reports the wait.
         return Stop
     promotions = draft.observed.promoted_aliases
     missing = [

@@ -16,13 +16,14 @@ from finetune_operator.policy.result import Continue, Outcome, Stop
 
 
 def pin_versions(draft: Draft) -> Outcome:
-    """End the pass until the versions are known. A pinned version does not change; the next pass has it in the spec."""
+    """End the pass until the status has the version of each alias. It does not change again; the next pass has it in the spec."""
     aliases = {} if draft.spec.suspend else unpinned_aliases(draft.ftj)
+    if not aliases:
+        return Continue
     server, _ = draft.settings.servers(draft.spec.tracking)
-    if not aliases or not server:
+    if not server:
         # NB: without a server, the pods report that they cannot find the model. A condition from a time with a server is outdated.
-        if aliases:
-            draft.unset(ConditionType.MODELS_FOUND)
+        draft.unset(ConditionType.MODELS_FOUND)
         return Continue
     if not draft.ftj.holds(ConditionType.ACCEPTED):
         # Registries are read for accepted jobs only, so from the next pass on.
@@ -40,9 +41,9 @@ def pin_versions(draft: Draft) -> Outcome:
             return wait(draft, ConditionType.MODELS_FOUND, version)
         uris[field] = f"models:/{aliased.model}/{version}"
     draft.update(pinned=(draft.status.pinned or Pinned()).model_copy(update=uris))
-    pairs = zip(aliases.values(), uris.values(), strict=True)
     message = "; ".join(
-        f"models:/{aliased.model}@{aliased.alias} is {uri} for all pods of this job" for aliased, uri in pairs
+        f"models:/{aliased.model}@{aliased.alias} is {uris[field]} for all pods of this job"
+        for field, aliased in aliases.items()
     )
     draft.set(ConditionType.MODELS_FOUND, True, ConditionReason.MODELS_FOUND, message)
     draft.requeue_after(0)
@@ -51,7 +52,8 @@ def pin_versions(draft: Draft) -> Outcome:
 
 def _find_version(draft: Draft, field: str, aliased: Aliased) -> str | Wait:
     """The version that an alias points at, or why it is not known."""
-    alias_version, name = draft.observed.alias_versions.get(field), f"models:/{aliased.model}@{aliased.alias}"
+    alias_version = draft.observed.alias_versions.get(field)
+    name = f"models:/{aliased.model}@{aliased.alias}"
     if alias_version is None:
         return Wait(ConditionReason.WAITING_FOR_MODEL, f"the version of {name} is not known yet")
     if alias_version.problem:

@@ -31,16 +31,19 @@ def find_checkpoints(draft: Draft) -> Outcome:
     if isinstance(checkpoints, Wait):
         return wait(draft, ConditionType.CHECKPOINT_FOUND, checkpoints)
     draft.update(resumed_from=checkpoints)
-    where = (
-        f"that FineTuneJob {checkpoints.job} wrote to"
-        if checkpoints.job
-        else "in the folder that checkpoint.resumeFrom names:"
-    )
-    message = f"the job starts from the newest complete checkpoint {where} {checkpoints.uri}"
-    if contract.split_checkpoint_uri(checkpoints.uri)[1] is not None:
-        message = f"the job starts from the checkpoint that checkpoint.resumeFrom names: {checkpoints.uri}"
+    message = f"the job starts from the {_describe(checkpoints)} {checkpoints.uri}"
     draft.set(ConditionType.CHECKPOINT_FOUND, True, ConditionReason.CHECKPOINT_FOUND, message)
     return Continue
+
+
+def _describe(checkpoints: ResumedFrom) -> str:
+    """What the URI names: a single checkpoint, the folder of another job, or any other folder."""
+    _folder, step = contract.split_checkpoint_uri(checkpoints.uri)
+    if step is not None:
+        return "checkpoint that checkpoint.resumeFrom names:"
+    if checkpoints.job:
+        return f"newest complete checkpoint that FineTuneJob {checkpoints.job} wrote to"
+    return "newest complete checkpoint in the folder that checkpoint.resumeFrom names:"
 
 
 def _checkpoints_of_job(draft: Draft, name: str) -> ResumedFrom | Wait | Refusal:
@@ -56,7 +59,8 @@ def _checkpoints_of_job(draft: Draft, name: str) -> ResumedFrom | Wait | Refusal
     mistake = _find_mistake(draft.ftj, resumed_job.spec, resumed_job, who)
     if mistake:
         return Refusal(ConditionReason.INVALID_SPEC, mistake)
-    if not _is_at_rest(resumed_job) or resumed.pods:
+    may_write = not _is_at_rest(resumed_job) or resumed.pods > 0
+    if may_write:
         message = f"{who} still runs: this job starts from its newest checkpoint when it has finished or is suspended"
         return Wait(ConditionReason.WAITING_FOR_JOB, message)
     missing_checkpoint = _explain_missing_checkpoint(resumed_job, who)
@@ -71,7 +75,8 @@ def _checkpoints_of_job(draft: Draft, name: str) -> ResumedFrom | Wait | Refusal
 
 def _explain_missing_checkpoint(resumed_job: FineTuneJob, who: str) -> Wait | Refusal | None:
     """Explain why a job that is at rest has no checkpoint; None if it may have one."""
-    if resumed_job.status.checkpoint or (resumed_job.is_finished and resumed_job.status.attempt):
+    has_run = resumed_job.is_finished and resumed_job.status.attempt
+    if resumed_job.status.checkpoint or has_run:
         return None
     if resumed_job.is_finished:
         message = f"{who} ended before it trained, so it has no checkpoint: remove checkpoint.resumeFrom"

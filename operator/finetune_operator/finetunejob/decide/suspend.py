@@ -22,7 +22,7 @@ def suspend(draft: Draft) -> Outcome:
 
 
 def resume(draft: Draft) -> Outcome:
-    """Report that the job resumes once spec.suspend is unset, whatever it waits for next."""
+    """Once spec.suspend is unset, report that the job resumes, even if a later policy makes it wait."""
     if draft.status.suspend_time and not draft.spec.suspend:
         _resume(draft)
     return Continue
@@ -41,12 +41,13 @@ def _stop(draft: Draft) -> None:
         draft.update(nodes=Nodes(desired=0, ready=0, summary="0/0"))
     if not draft.status.suspend_time:
         draft.update(suspend_time=draft.now)
-    leftover = f"; {pod_state.describe_lost_pod(lost_pods[0])}" if lost_pods else ""
-    message = (
-        f"waiting for {pod_state.describe_pods(stopping_pods)} to stop"
-        if stopping_pods
-        else preparation_wait or f"no pod runs; set suspend to false to resume{leftover}"
-    )
+    if stopping_pods:
+        message = f"waiting for {pod_state.describe_pods(stopping_pods)} to stop"
+    elif preparation_wait:
+        message = preparation_wait
+    else:
+        lost = f"; {pod_state.describe_lost_pod(lost_pods[0])}" if lost_pods else ""
+        message = f"no pod runs; set suspend to false to resume{lost}"
     draft.set(ConditionType.SUSPENDED, True, ConditionReason.SUSPENDED, message)
     if draft.condition(ConditionType.PODS_HEALTHY):
         draft.set(
@@ -62,11 +63,12 @@ def _resume(draft: Draft) -> None:
     draft.update(suspend_time=None, restart_time=None, idle_restarts=None, no_progress_since=None)
     if draft.condition(ConditionType.PODS_HEALTHY):
         draft.set(ConditionType.PODS_HEALTHY, True, ConditionReason.PODS_RUNNING, "no pod is blocked")
-    # Suspension ended the attempt, so the next one starts, unless its Job ended by itself: train reads the result of that Job.
     attempt = None if draft.holds(ConditionType.TRAINED) else draft.status.attempt
     if attempt:
         job = draft.observed.jobs.get(names.train_name(draft.ftj.name, attempt))
-        if job is None or is_being_deleted(job) or not has_ended(job):
+        ended_by_itself = job is not None and has_ended(job) and not is_being_deleted(job)
+        # Suspension has stopped any other attempt, and the next attempt starts. `train` reads the result of a Job that ended by itself.
+        if not ended_by_itself:
             draft.update(attempt=attempt + 1)
     what = checkpoint.describe_start(draft) if attempt else "goes on"
     draft.set(ConditionType.SUSPENDED, False, ConditionReason.RESUMED, f"the job {what}")

@@ -58,7 +58,8 @@ RunState = Usable | Absent | Deleted | NotFound | LostInUse
 
 def tracking_uri(draft: Draft) -> str:
     """The address of the job's MLflow server; empty without one."""
-    return draft.settings.servers(draft.spec.tracking)[0]
+    server, _registry = draft.settings.servers(draft.spec.tracking)
+    return server
 
 
 def track(draft: Draft) -> Outcome:
@@ -102,7 +103,8 @@ def _classify_run(draft: Draft, mlflow: Mlflow) -> RunState:
     """Classify the job's run, after MLflow was read without a problem."""
     run_id, run, writable_run = draft.status.run_id, mlflow.run, mlflow.writable_run
     # While pods log to the run in the status, no other run replaces it.
-    if writable_run and (run_id in (None, writable_run.run_id) or not _is_in_use(draft)):
+    is_replaceable = run_id is None or not _is_in_use(draft)
+    if writable_run and (writable_run.run_id == run_id or is_replaceable):
         return Usable(writable_run)
     if run_id is None:
         return Absent()
@@ -138,8 +140,9 @@ def _report_not_found(draft: Draft, run_id: str) -> float:
 def _is_in_use(draft: Draft) -> bool:
     """Whether pods of the training log to the run, or have registered a version from it."""
     name = names.train_name(draft.ftj.name, draft.status.attempt or 1)
-    attempt = classify_children(draft.observed.jobs, draft.observed.pods, names.TRAIN, name, draft.now)
-    return draft.holds(ConditionType.TRAINED) or attempt.current_job is not None or bool(attempt.stale_pods)
+    children = classify_children(draft.observed.jobs, draft.observed.pods, names.TRAIN, name, draft.now)
+    may_log = children.current_job is not None or bool(children.stale_pods)
+    return draft.holds(ConditionType.TRAINED) or may_log
 
 
 def may_train(draft: Draft) -> bool:

@@ -123,8 +123,8 @@ def _record_start(draft: Draft, number: int) -> None:
 
 
 def _delete_old_jobs(draft: Draft, number: int, ended_jobs: list[Json]) -> None:
-    """Delete the Jobs of older attempts, since a job may be preempted any number of times."""
-    kept_names = {names.train_name(draft.ftj.name, number - back) for back in range(_KEPT_ATTEMPTS + 1)}
+    """Keep only the latest of the ended Jobs: a job may be preempted any number of times, and each preemption leaves a Job."""
+    kept_names = {names.train_name(draft.ftj.name, number - back) for back in range(1, _KEPT_ATTEMPTS + 1)}
     for job in ended_jobs:
         if job["metadata"]["name"] not in kept_names:
             draft.remove(job)
@@ -152,11 +152,13 @@ def _follow(draft: Draft, number: int, state: step_state.AtWork) -> None:
             f"attempt {number}: {pods}{health.describe_image_pull(draft, state.alive)}"
             f"{own_code.describe_step(state.alive)}{earlier}"
         )
-    failed_ends = [ended for ended in pod_state.exits(state.pods, gang.CONTAINER) if ended.code]
-    if failed_ends or job_condition(state.job, "FailureTarget"):
+    exits = pod_state.exits(state.pods, gang.CONTAINER)
+    has_failed = any(pod_exit.code for pod_exit in exits) or bool(job_condition(state.job, "FailureTarget"))
+    if has_failed:
         # NB: the attempt ends when all pods have stopped, or one of them counts as lost. Until then, the condition keeps its reason.
         before = draft.condition(ConditionType.TRAINED)
-        reason = ConditionReason(before.reason) if before else reason
+        if before:
+            reason = ConditionReason(before.reason)
         message = f"attempt {number} has failed{_describe_rest(state.alive)}"
     draft.set(ConditionType.TRAINED, False, reason, message)
 
@@ -172,8 +174,9 @@ def _describe_rest(alive: list[Json]) -> str:
 
 def _finish(draft: Draft, state: step_state.Succeeded | step_state.Lost) -> None:
     """Record the result that rank 0 reported, if it is not lost, and the end of the training."""
-    ends = state.ends if isinstance(state, step_state.Succeeded) else []
-    results = [ended.message.train for ended in ends if ended.message and ended.message.train]
+    exits = state.ends if isinstance(state, step_state.Succeeded) else []
+    # Empty, or the result of rank 0: no other rank reports one.
+    results = [pod_exit.message.train for pod_exit in exits if pod_exit.message and pod_exit.message.train]
     if results:
         result = results[0]
         before = draft.status.model or ModelStatus()
@@ -182,7 +185,7 @@ def _finish(draft: Draft, state: step_state.Succeeded | step_state.Lost) -> None
             "eval_loss": result.eval_loss,
             "perplexity": result.perplexity,
         }
-        rounded = {key: progress.round_finite(value, 4) for key, value in losses.items()}
+        rounded = {key: progress.round_finite(value, progress.LOSS_DIGITS) for key, value in losses.items()}
         finite = {key: value for key, value in rounded.items() if value is not None}
         if finite:
             draft.update(model=before.model_copy(update=finite))
@@ -201,5 +204,6 @@ def _record_folder(draft: Draft) -> None:
     if output is None:
         return
     before = draft.status.model or ModelStatus()
+    # With spec.register, the summary names the registered version instead.
     summary = output.uri if draft.spec.register_ is None else before.summary
     draft.update(model=before.model_copy(update={"folder": output.uri, "summary": summary}))

@@ -20,6 +20,7 @@ from finetune_operator.finetunejob.pods import pod_state
 
 EARLIER_JOBS = "earlier"
 """The uid of the entry that sums up Jobs that no longer exist."""
+# If the status has more entries, the entries of Jobs that no longer exist are merged.
 _MAX_ENTRIES = 8
 # Running pods are counted in steps of this length, since each step writes the status.
 _STEP = timedelta(minutes=10)
@@ -27,10 +28,17 @@ _HOUR = 3600
 
 
 class Span(NamedTuple):
-    """The time from when a node started a pod until the pod ended or was told to end; `end` is None while it runs."""
+    """The time from when a node started a pod until the pod ended or its deletion was requested; `end` is None while it runs."""
 
     start: datetime
     end: datetime | None
+
+
+class _PodRun(NamedTuple):
+    """When a pod ran, and how many GPUs it had."""
+
+    span: Span
+    gpus: int
 
 
 def record_usage(draft: Draft, *, final: bool) -> None:
@@ -70,14 +78,14 @@ def add_usage(
     pods_by_job = _by_job(pods)
     for uid, job_pods in pods_by_job.items():
         entry = entries.get(uid) or JobUsage(uid=uid, pod_seconds=0, gpu_seconds=0)
-        spans = [
-            (pod_span, device.count_gpus(pod, resource))
+        runs = [
+            _PodRun(pod_span, device.count_gpus(pod, resource))
             for pod in job_pods
             if (pod_span := running_span(pod))
         ]
-        if spans:
-            until = _count_until([pod_span for pod_span, _ in spans], at, final=final)
-            entry = _extend_usage(entry, spans, until)
+        if runs:
+            until = _count_until([run.span for run in runs], at, final=final)
+            entry = _extend_usage(entry, runs, until)
         if entry.pod_seconds:
             entries[uid] = entry
     if not entries:
@@ -91,7 +99,7 @@ def add_usage(
 
 
 def _by_job(pods: Iterable[Json]) -> dict[str, list[Json]]:
-    """The pods, each once, by the uid of their Job."""
+    """The pods, by the uid of their Job. Of a pod that appears twice, the first state is used."""
     pods_by_job: dict[str, dict[str, Json]] = defaultdict(dict)
     for pod in pods:
         owner = children.find_owner("Pod", pod)
@@ -103,23 +111,29 @@ def _by_job(pods: Iterable[Json]) -> dict[str, list[Json]]:
 def _count_until(spans: list[Span], at: datetime, *, final: bool) -> datetime:
     """Return the time up to which pods are counted: the last whole step since the first pod started, or a later end of a pod.
 
-    NB: the clock of a node may be ahead; a pod whose end is in the future still runs.
+    If the job has ended, this is the current time. NB: the clock of a node may be ahead, so a start or an end may be in the future. A pod
+    whose end is in the future still runs.
     """
-    first = min(item.start for item in spans)
-    until = at if final else first + max((at - first) // _STEP, 0) * _STEP
-    return max(until, *(item.end for item in spans if item.end and item.end <= at), first)
+    first_start = min(item.start for item in spans)
+    whole_steps = max((at - first_start) // _STEP, 0)
+    until = at if final else first_start + whole_steps * _STEP
+    past_ends = [item.end for item in spans if item.end and item.end <= at]
+    return max(until, *past_ends, first_start)
 
 
-def _extend_usage(before: JobUsage, spans: list[tuple[Span, int]], until: datetime) -> JobUsage:
-    """Add to the usage of a Job what its pods ran since the last count. Each span comes with the number of GPUs of its pod."""
-    run_times = [(_overlap_seconds(pod_span, before.counted_until, until), gpus) for pod_span, gpus in spans]
-    added = sum(seconds for seconds, _ in run_times)
-    if not added:
+def _extend_usage(before: JobUsage, runs: list[_PodRun], until: datetime) -> JobUsage:
+    """Add to the usage of a Job the time for which its pods ran since the last count."""
+    pod_seconds = gpu_seconds = 0
+    for run in runs:
+        seconds = _overlap_seconds(run.span, before.counted_until, until)
+        pod_seconds += seconds
+        gpu_seconds += seconds * run.gpus
+    if not pod_seconds:
         return before
     return JobUsage(
         uid=before.uid,
-        pod_seconds=before.pod_seconds + added,
-        gpu_seconds=before.gpu_seconds + sum(seconds * gpus for seconds, gpus in run_times),
+        pod_seconds=before.pod_seconds + pod_seconds,
+        gpu_seconds=before.gpu_seconds + gpu_seconds,
         counted_until=until,
     )
 
@@ -130,11 +144,11 @@ def _overlap_seconds(pod_span: Span, since: datetime | None, until: datetime) ->
     return max(int((end - start).total_seconds()), 0)
 
 
-def _fold_ended_jobs(jobs: list[JobUsage], countable: set[str]) -> list[JobUsage]:
+def _fold_ended_jobs(jobs: list[JobUsage], countable_uids: set[str]) -> list[JobUsage]:
     """If there are many entries, merge the entries of Jobs that no longer exist and have no pods into one entry, the first."""
     if len(jobs) <= _MAX_ENTRIES:
         return jobs
-    ended_entries = [item for item in jobs if item.uid not in countable]
+    ended_entries = [item for item in jobs if item.uid not in countable_uids]
     if len(ended_entries) < 2:
         return jobs
     earlier = JobUsage(
@@ -142,7 +156,7 @@ def _fold_ended_jobs(jobs: list[JobUsage], countable: set[str]) -> list[JobUsage
         pod_seconds=sum(item.pod_seconds for item in ended_entries),
         gpu_seconds=sum(item.gpu_seconds for item in ended_entries),
     )
-    return [earlier, *(item for item in jobs if item.uid in countable)]
+    return [earlier, *(item for item in jobs if item.uid in countable_uids)]
 
 
 def running_span(pod: Json) -> Span | None:

@@ -21,12 +21,9 @@ def await_version(draft: Draft) -> Outcome:
     if registered:
         _record_version(draft, registered)
         return Continue
-    if (
-        _was_registered(draft)
-        and draft.spec.evaluation is not None
-        and not draft.holds(ConditionType.EVALUATED)
-    ):
-        # The evaluation pod runs even if the operator cannot reach MLflow, and has its own condition to report waits.
+    needs_evaluation = draft.spec.evaluation is not None and not draft.holds(ConditionType.EVALUATED)
+    if _was_registered(draft) and needs_evaluation:
+        # The evaluation pod runs even if the operator cannot reach MLflow, and `evaluate` reports in its own condition what it waits for.
         return Continue
     if mlflow is None:
         if draft.condition(ConditionType.REGISTERED) is None:
@@ -73,7 +70,10 @@ def _wait(draft: Draft, registration: Register) -> Outcome:
 
 
 def _can_register_again(draft: Draft) -> bool:
-    """Whether another attempt may register the model: the built-in loop repeats only the steps after its last checkpoint."""
+    """Whether to register the model with another attempt: from a checkpoint, the built-in loop repeats only the steps after it.
+
+    A custom command might repeat the whole training.
+    """
     saved = draft.status.checkpoint is not None and draft.status.checkpoint.step is not None
     remaining_restarts = draft.spec.run_policy.max_restarts - (draft.status.restarts or 0)
     return saved and remaining_restarts > 0 and not draft.spec.trainer.command

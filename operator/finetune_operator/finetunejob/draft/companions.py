@@ -11,14 +11,14 @@ from finetune_operator.finetunejob.draft.draft import Draft
 def restore_companions(
     draft: Draft, expected: Iterable[tuple[str, str]], build: Callable[[], list[Json]]
 ) -> None:
-    """Apply the companions of a step whose Job exists, unless all of them exist.
+    """Apply the companions of a step whose Job exists, if one of them is known not to exist.
 
-    Pods that start later, in the same Job, mount the ConfigMap, and find each other by the Service.
+    Pods that the Job starts later mount the ConfigMap, and find each other by the Service.
 
     Args:
         expected: kind and name of each companion.
         build: builds all companions of the step.
     """
-    existing = draft.observed.companions
+    existing = draft.observed.companions  # None if they are not known
     if existing is not None and not existing.issuperset(expected):
         draft.apply += build()

@@ -1,4 +1,4 @@
-"""The device of the training: GPU or CPU, how many GPUs, and which."""
+"""The device of the training: GPU or CPU, and the number and the product name of the GPUs."""
 
 from __future__ import annotations
 
@@ -53,21 +53,23 @@ def _limits(pod: Json, gpu_resource: str) -> Iterator[tuple[str, int]]:
 
 def node_to_read(alive: Sequence[Json], gpu_resource: str) -> str | None:
     """Return the node whose labels name the GPU product: the node of the first pod with a GPU and a node; None without such a pod."""
-    return next((node for pod in alive if (node := _node(pod)) and count_gpus(pod, gpu_resource)), None)
+    nodes = (_node(pod) for pod in alive if count_gpus(pod, gpu_resource))
+    return next((node for node in nodes if node), None)
 
 
 def record_device(draft: Draft, alive: Sequence[Json]) -> None:
     """Record the device of an attempt from its live pods, which are all alike; without pods, keep the status."""
-    pod = next((pod for pod in alive if _node(pod)), alive[0] if alive else None)
-    if pod is None:
+    if not alive:
         return
+    # Prefer a pod with a node, whose labels have the product.
+    pod = next((pod for pod in alive if _node(pod)), alive[0])
     gpus_per_pod = count_gpus(pod, configured_resource(draft.ftj))
     if not gpus_per_pod:
         draft.update(device=DeviceStatus(type="CPU", summary="CPU"))
         return
     count = gpus_per_pod * draft.spec.distributed.nodes
     before = draft.status.device
-    # While the node's labels cannot be read, keep the product in the status, unless it is from other pods.
+    # While the node's labels cannot be read, keep the product in the status, unless another number of GPUs shows that it is outdated.
     reported_product = before.product if before and before.count == count else None
     product = _product(pod, draft.observed.node_labels) or reported_product
     summary = f"{count}x {product or 'GPU'}"

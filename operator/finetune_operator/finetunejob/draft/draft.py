@@ -1,4 +1,4 @@
-"""The decision in the making. Policies read the job and what was observed, and write to the draft."""
+"""The draft of a decision. Policies read the job and what was observed, and write to the draft."""
 
 from __future__ import annotations
 
@@ -19,8 +19,6 @@ _CORRECTABLE_REASONS: frozenset[str] = frozenset(
     {ConditionReason.INVALID_SPEC, ConditionReason.RECIPE_WRONG, ConditionReason.DATA_WRONG}
 )
 _REAPPLY_HINT = "this job has finished: create a FineTuneJob with another name and the correction, or delete this job first"
-
-
 # Without events and changes of the status, the next pass is due after this share of the time since the last change.
 _QUIET_SHARE = 0.25
 _MAX_POLL_SECONDS = 60.0
@@ -61,13 +59,13 @@ class Draft(StatusBuilder[FineTuneJobStatus]):
         return self.ftj.spec
 
     def poll(self) -> None:
-        """Look at the job again after the poll interval or, if the status has not changed for long, after a longer time.
+        """Request a pass after the poll interval or, if the status has not changed for long, after a longer time.
 
         For changes that no event brings: the progress in MLflow, and the Events about pods that wait.
         """
-        progress, start = self.status.progress, self.status.start_time
+        progress_time = self.status.progress.update_time if self.status.progress else None
         changes = [item.last_transition_time for item in self.ftj.status.conditions]
-        changes += [time for time in (start, progress and progress.update_time) if time]
+        changes += [time for time in (self.status.start_time, progress_time) if time]
         quiet_seconds = (self.now - max(changes, default=self.now)).total_seconds()
         longest = max(_MAX_POLL_SECONDS, self.settings.poll_seconds)
         self.requeue_after(min(max(quiet_seconds * _QUIET_SHARE, self.settings.poll_seconds), longest))

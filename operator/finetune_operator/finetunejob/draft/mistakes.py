@@ -1,4 +1,4 @@
-"""Mistakes in pod templates and resolved values that the schema cannot detect, or that the API server rejects without a remedy."""
+"""Mistakes in pod templates and resolved values that the schema cannot detect, or for which the API server names no remedy."""
 
 from __future__ import annotations
 
@@ -122,8 +122,9 @@ def _too_few_gpus(spec: FineTuneJobSpec) -> Iterator[str]:
     limit = gpu_limit(spec.pods.train.template, resource)
     if limit is None or limit >= ranks or distributed.device == "CPU":
         return
-    is_set = distributed.gpus_per_node is not None
-    remedy = "remove the limit from the template" if is_set else f"raise the limit to {ranks}"
+    # If the spec sets gpusPerNode, the operator sets the limit.
+    has_gpus_per_node = distributed.gpus_per_node is not None
+    remedy = "remove the limit from the template" if has_gpus_per_node else f"raise the limit to {ranks}"
     yield f"each pod has {ranks} processes, and spec.pods.train.template limits it to {limit} {resource}: {remedy}"
 
 

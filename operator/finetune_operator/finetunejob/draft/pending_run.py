@@ -27,12 +27,13 @@ def wait_for_run(draft: Draft, *, needs_server: bool = False) -> bool:
 
 
 def _is_run_pending(draft: Draft) -> bool:
-    """Whether a run is about to be created, or looked up again."""
+    """Whether this pass creates a run, or a later pass looks for it again."""
     tracked = draft.condition(ConditionType.TRACKED)
     if tracked and tracked.reason == ConditionReason.RUN_NOT_FOUND:
         return True
     is_being_created = any(isinstance(action, EnsureRun) for action in draft.actions)
-    return is_being_created and (tracked is None or tracked.status == "True")
+    has_failed_before = tracked is not None and tracked.status != "True"
+    return is_being_created and not has_failed_before
 
 
 def _is_unread(draft: Draft) -> bool:

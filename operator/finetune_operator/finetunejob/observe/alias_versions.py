@@ -24,7 +24,7 @@ AliasVersions = Mapping[str, AliasVersion]
 
 
 class _Question(NamedTuple):
-    """A registered model, its servers, and the Secret to read it with."""
+    """A registered model, and what is needed to read it: the tracking server, the registry, and the Secret with the credentials."""
 
     servers: tuple[str, str]
     namespace: str | None
@@ -57,14 +57,18 @@ class AliasVersionReader:
         Raises:
             KubeError: the Secret with the credentials could not be read.
         """
-        tracking, aliases = ftj.spec.tracking if ftj.spec else Tracking(), aliases_to_resolve(ftj)
+        tracking = ftj.spec.tracking if ftj.spec else Tracking()
+        aliases = aliases_to_resolve(ftj)
         servers = self.settings.servers(tracking)
         tracking_server, _ = servers
         if not tracking_server or not aliases:
             self.forget(ftj)
             return {}
         look_up = partial(self._look_up, ftj, tracking, servers, aliases)
-        return await self._reads.read(ftj, ("aliases", servers), tuple(aliases.items()), look_up) or {}
+        # NB: with another key than that of RunPoller, a late read of aliases does not keep passes from waiting for reads of runs.
+        server_key = ("aliases", servers)
+        question = tuple(aliases.items())
+        return await self._reads.read(ftj, server_key, question, look_up) or {}
 
     def forget(self, ftj: FineTuneJob) -> None:
         """Discard the last answer: the versions are known, or the job was deleted."""

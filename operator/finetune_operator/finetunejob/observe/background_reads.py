@@ -15,13 +15,15 @@ from finetune_operator.settings import Settings
 
 Answer = TypeVar("Answer")
 
+# How long a pass waits for a new response.
 _PATIENCE_SECONDS = 0.25
 # Poll intervals until the server is asked again. NB: less than 1, since passes at the poll interval may come a little early.
 _FRESH_SHARE = 0.8
 # Poll intervals for which a response is used while a newer response is read.
 _MAX_INTERVALS = 3.0
-_MAX_JOBS = 8192
-# Of 2,000 jobs, each is read every 20 s.
+# If more outcomes are stored, all are discarded.
+_MAX_OUTCOMES = 8192
+# With more jobs than this rate allows, each job is read less often: of 2,000 jobs, each every 20 s.
 _READS_PER_SECOND = 100.0
 
 
@@ -148,6 +150,7 @@ class BackgroundReads(Generic[Answer]):
         if outcome is not None:
             return self._take(ftj.uid, outcome)
         running = self._reads.get(ftj.uid)
+        # If this question is already being read, an earlier pass has waited for the answer.
         if running is None or running.question != question:
             read = self._begin(ftj, server, question, ask)
             if not await self.pace.has_ended_soon(server, read):
@@ -172,16 +175,17 @@ class BackgroundReads(Generic[Answer]):
 
     @property
     def _stretch(self) -> float:
-        """The factor by which answers may be older where more jobs are read than the rate allows."""
-        fresh_answers = _READS_PER_SECOND * self.max_age.fresh
-        return max(len(self._outcomes) / fresh_answers, 1.0) if fresh_answers else 1.0
+        """The factor by which answers may be older, if there are more jobs than the rate allows to read within `max_age.fresh`."""
+        max_fresh_answers = _READS_PER_SECOND * self.max_age.fresh
+        return max(len(self._outcomes) / max_fresh_answers, 1.0) if max_fresh_answers else 1.0
 
     def _find(self, ftj: FineTuneJob, question: Hashable, max_age: float) -> _Outcome[Answer] | None:
         """The outcome of this question, if no pass has received it yet, or if it is not older than `max_age`."""
         outcome = self._outcomes.get(ftj.uid)
         if outcome is None or outcome.question != question:
             return None
-        return outcome if outcome.is_unseen or self.pace.clock() - outcome.asked_at < max_age else None
+        is_young = self.pace.clock() - outcome.asked_at < max_age
+        return outcome if outcome.is_unseen or is_young else None
 
     def _take(self, uid: str, outcome: _Outcome[Answer]) -> Answer | None:
         """Mark an outcome as received, and return its answer or raise its error."""
@@ -222,7 +226,7 @@ class BackgroundReads(Generic[Answer]):
             return
         del self._reads[ftj.uid]
         # NB: a pass that began before its job was deleted leaves an answer that nobody removes, so their number is limited.
-        if len(self._outcomes) >= _MAX_JOBS:
+        if len(self._outcomes) >= _MAX_OUTCOMES:
             self._outcomes.clear()
         before = self._outcomes.get(ftj.uid)
         outcome.is_news = (
@@ -245,7 +249,7 @@ class BackgroundReads(Generic[Answer]):
             return await ask()
 
     def _wake(self, ftj: FineTuneJob, read: asyncio.Task[None]) -> None:
-        """Queue a pass over a job whose answer has arrived, unless the passes know the answer."""
+        """Queue a pass over a job whose answer has arrived, unless an earlier pass has received the same answer."""
         outcome = None if read.cancelled() else self._outcomes.get(ftj.uid)
         if outcome and outcome.is_news:
             self.pace.wake(ftj.key)

@@ -1,6 +1,6 @@
 """Reads a preparation's objects of another operator's kind, and the pods that the FineTuneJob itself controls.
 
-They are not watched, since most clusters do not have the kind, but listed in each pass over a job that has any.
+Most clusters do not have the kind, so it is not watched. Each pass over a job whose preparation uses the kind lists the objects.
 """
 
 from __future__ import annotations

@@ -23,7 +23,8 @@ from finetune_operator.settings import Settings
 if TYPE_CHECKING:
     from databricks.sdk import WorkspaceClient
 
-_FIELD = "spec.data.prepare.spark.databricks.secretRef"
+# Messages about the Secret name this field.
+_LOGIN_FIELD = "spec.data.prepare.spark.databricks.secretRef"
 
 
 @dataclass
@@ -53,6 +54,7 @@ class PreparationReader:
             self.forget(ftj)
             return None
         reference = databricks_submission.find_login(ftj, self.settings)
+        # Only the Secret names the workspace, so the Secret identifies the server here.
         login = (ftj.namespace, reference.name if reference else "")
         return await self._reads.read(ftj, login, run_id, partial(self._read, ftj, run_id))
 
@@ -92,7 +94,7 @@ class PreparationReader:
 
     async def _workspace(self, ftj: FineTuneJob) -> WorkspaceClient:
         reference = databricks_submission.find_login(ftj, self.settings)
-        secret = await secrets.read(self.kube, ftj.namespace, reference, _FIELD)
+        secret = await secrets.read(self.kube, ftj.namespace, reference, _LOGIN_FIELD)
         # NB: the SDK takes a second to import, and most installations have no Databricks.
         from finetune_operator.databricks.workspace import open_workspace
 

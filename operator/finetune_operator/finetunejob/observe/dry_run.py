@@ -18,8 +18,9 @@ from finetune_operator.kube import Kube, KubeError
 
 log = logging.getLogger(__name__)
 
-# Texts of the API server: of the RBAC authorizer, and of admission for webhooks with side effects.
+# Texts of the API server if a dry run is not possible: the RBAC authorizer forbids it, or a webhook with side effects prevents it.
 _UNCHECKED = re.compile(r'cannot create resource "(pods|localsubjectaccessreviews)"|does not support dry run')
+# Texts of the API server about a ResourceQuota.
 _QUOTA = re.compile(r"exceeded quota|status unknown for quota")
 # A temporary refusal: kube-controller-manager creates the default service account of a namespace only after the namespace.
 _NO_ACCOUNT = "error looking up service account"
@@ -30,6 +31,7 @@ _REASONS = {
     422: ConditionReason.POD_TEMPLATE_INVALID,
 }
 _MAX_DELAY_SECONDS = 60.0
+# If more jobs have accepted pods, all their answers are discarded.
 _MAX_JOBS = 8192
 
 
@@ -43,6 +45,8 @@ class _Answer(NamedTuple):
 @dataclass
 class DryRunner:
     """Makes dry runs. An accepted dry run is not repeated, a refused one after a delay, and both when the spec changes.
+
+    Any other answer, for example an exceeded quota, is not stored.
 
     Attributes:
         clock: monotonic seconds.
@@ -63,25 +67,24 @@ class DryRunner:
         accepted = self._accepted.get(ftj.uid)
         if accepted and accepted.generation == ftj.generation:
             return accepted.dry_run_answer
-        last_answer, remaining_seconds = (
-            self._refusals.last_answer(ftj.uid),
-            self._refusals.seconds_left(ftj.uid),
-        )
-        if last_answer and last_answer.generation == ftj.generation and remaining_seconds:
-            return replace(last_answer.dry_run_answer, retry_seconds=remaining_seconds)
+        last_refusal = self._refusals.last_answer(ftj.uid)
+        remaining_seconds = self._refusals.seconds_left(ftj.uid)
+        if last_refusal and last_refusal.generation == ftj.generation and remaining_seconds:
+            return replace(last_refusal.dry_run_answer, retry_seconds=remaining_seconds)
         answer = await run_dry_runs(self.kube, bodies)
-        # After an answer to another spec, the delays start again.
-        if answer.reason not in BLOCKING_REASONS or (
-            last_answer and last_answer.generation != ftj.generation
-        ):
+        is_refusal = answer.reason in BLOCKING_REASONS
+        has_new_spec = last_refusal is not None and last_refusal.generation != ftj.generation
+        if has_new_spec or not is_refusal:
+            # The delays start again.
             self.forget(ftj)
         if answer.admitted:
             if len(self._accepted) >= _MAX_JOBS:
                 self._accepted.clear()
             self._accepted[ftj.uid] = _Answer(ftj.generation, answer)
-        if answer.reason not in BLOCKING_REASONS:
+        if not is_refusal:
             return answer
-        return replace(answer, retry_seconds=self._refusals.record(ftj.uid, _Answer(ftj.generation, answer)))
+        retry_seconds = self._refusals.record(ftj.uid, _Answer(ftj.generation, answer))
+        return replace(answer, retry_seconds=retry_seconds)
 
     def forget(self, ftj: FineTuneJob) -> None:
         """Discard the last answer: there is a better one, or the job was deleted."""
@@ -120,6 +123,7 @@ def _component(body: Json) -> str:
 
 def _explain_forbidden(body: Json) -> DryRunAnswer:
     """Return the response for a ServiceAccount that is not allowed to create pods."""
+    # The user is system:serviceaccount:NAMESPACE:NAME.
     *_, namespace, account = body["spec"]["user"].split(":")
     message = (
         f"ServiceAccount {account} is not allowed to create pods in namespace {namespace}, which Spark's driver must do: add the namespace to "

@@ -72,14 +72,15 @@ class RevisionReader:
         if git is None:
             self.forget(ftj)
             return None
-        problem, retry_seconds = self._problems.last_answer(ftj.uid), self._problems.seconds_left(ftj.uid)
-        if problem and retry_seconds:
-            return replace(problem, retry_seconds=retry_seconds)
+        unresolved = self._problems.last_answer(ftj.uid)
+        retry_seconds = self._problems.seconds_left(ftj.uid)
+        if unresolved and retry_seconds:
+            return replace(unresolved, retry_seconds=retry_seconds)
         server = _Server(ftj.namespace, urlsplit(git.url).netloc.lower())
         revision = await self._reads.read(ftj, server, git, partial(self._resolve, ftj, git, server))
         if revision is None:
             # While the request is repeated, the last problem stays.
-            return problem
+            return unresolved
         if revision.problem is None:
             return revision
         self._reads.forget(ftj)

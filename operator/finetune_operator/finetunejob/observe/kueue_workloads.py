@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 _CACHE_SECONDS = 5.0
 # NB: never fresh: the shared answers below decide when Kueue is asked again.
 _MAX_AGE = MaxAge(fresh=0.0, usable=3 * _CACHE_SECONDS)
+# The newest API version first.
 _KINDS = ("Workload", "WorkloadBeta1")
 _VISIBILITY = "pendingworkloads"
 
@@ -62,9 +63,9 @@ class WorkloadReader:
         self._reads = BackgroundReads[QueueState | None](self.pace, _MAX_AGE, takes_turns=False)
 
     async def read(self, ftj: FineTuneJob, jobs: Mapping[str, Json], now: datetime) -> QueueState | None:
-        """The state of the Job of the current step in its queue, as last read; None if this Job does not wait, or without an answer."""
+        """Kueue's state for the Job of the current step, as last read; None if this Job does not wait, or its state is not read yet."""
         attempt = ftj.status.attempt or 1
-        # The newest Job comes first.
+        # The current step has the newest Job: the first of these that exists.
         job_names = (
             names.evaluate_name(ftj.name),
             names.train_name(ftj.name, attempt),
@@ -112,12 +113,7 @@ class WorkloadReader:
                     continue
                 log.info("the Workloads of namespace %s cannot be read: %s", namespace, error)
                 break
-            return {
-                owner["uid"]: _Workload(body["metadata"]["name"], _queue_state(body))
-                for body in listed
-                for owner in body["metadata"].get("ownerReferences") or []
-                if owner.get("controller") and owner["kind"] == "Job"
-            }
+            return _by_job(listed)
         return failure
 
     async def _pending(self, namespace: str, queue: str) -> Mapping[str, int]:
@@ -131,9 +127,20 @@ class WorkloadReader:
         return {item["metadata"]["name"]: item.get("positionInLocalQueue", 0) + 1 for item in items}
 
 
+def _by_job(workloads: Sequence[Json]) -> dict[str, _Workload]:
+    """The Workloads of Jobs, by the uid of the Job."""
+    workloads_by_job: dict[str, _Workload] = {}
+    for body in workloads:
+        for owner in body["metadata"].get("ownerReferences") or []:
+            if owner.get("controller") and owner["kind"] == "Job":
+                workloads_by_job[owner["uid"]] = _Workload(body["metadata"]["name"], _queue_state(body))
+    return workloads_by_job
+
+
 def _queue_state(workload: Json) -> QueueState:
     """The state of a Workload: admitted, or the first condition of its admission that is not true."""
     conditions = {item["type"]: item for item in (workload.get("status") or {}).get("conditions") or []}
+    # Kueue sets the conditions in this order.
     for kind in ("QuotaReserved", "Admitted"):
         condition = conditions.get(kind)
         # Admission checks run only when the quota is reserved.

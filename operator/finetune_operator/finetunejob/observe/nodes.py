@@ -37,7 +37,7 @@ class _Offers(NamedTuple):
 
 @dataclass
 class NodeReader:
-    """Reads a node at most once an hour, even if the read is forbidden.
+    """Reads a node at most once an hour, and lists all nodes at most every two minutes, even if the read is forbidden.
 
     Attributes:
         clock: monotonic seconds.
@@ -45,12 +45,11 @@ class NodeReader:
 
     kube: Kube
     clock: Callable[[], float]
-    _known: dict[str, _NodeLabels] = field(default_factory=dict)
-    """By node."""
+    _labels_by_node: dict[str, _NodeLabels] = field(default_factory=dict)
     _offers: _Offers | None = None
 
     async def read(self, alive: Sequence[Json], gpu_resource: str) -> dict[str, Mapping[str, str]]:
-        """Return {node: labels} for the node of the first scheduled pod with a GPU. Its labels tell the GPU product.
+        """Return {node: labels} for the node of the first scheduled pod with a GPU. These labels name the GPU product.
 
         Empty if no scheduled pod requests a GPU. The labels are empty if the node cannot be read.
 
@@ -62,11 +61,11 @@ class NodeReader:
         if node is None:
             return {}
         now = self.clock()
-        cached = self._known.get(node)
+        cached = self._labels_by_node.get(node)
         if cached is None or now - cached.read_at >= _CACHE_SECONDS:
-            if len(self._known) >= _MAX_CACHED_NODES:
-                self._known.clear()
-            cached = self._known[node] = _NodeLabels(now, await self._labels(node))
+            if len(self._labels_by_node) >= _MAX_CACHED_NODES:
+                self._labels_by_node.clear()
+            cached = self._labels_by_node[node] = _NodeLabels(now, await self._labels(node))
         return {node: cached.labels}
 
     async def offered_resources(self, alive: Sequence[Json], gpu_resource: str) -> frozenset[str] | None:
@@ -91,8 +90,11 @@ class NodeReader:
         except KubeError as error:
             log.info("nodes cannot be listed: %s", error)
             return None
-        offers = [(node.get("status") or {}).get("allocatable") or {} for node in nodes]
-        return frozenset(name for item in offers for name, amount in item.items() if str(amount) != "0")
+        resources: set[str] = set()
+        for node in nodes:
+            allocatable = (node.get("status") or {}).get("allocatable") or {}
+            resources.update(name for name, amount in allocatable.items() if str(amount) != "0")
+        return frozenset(resources)
 
     async def _labels(self, node: str) -> Mapping[str, str]:
         try:
@@ -100,4 +102,6 @@ class NodeReader:
         except KubeError as error:
             log.info("the labels of node %s cannot be read: %s", node, error)
             return {}
-        return (body or {"metadata": {}})["metadata"].get("labels") or {}
+        if body is None:
+            return {}
+        return body["metadata"].get("labels") or {}

@@ -1,4 +1,4 @@
-"""observe: the state of a FineTuneJob, joined from the cache of the watches, the API server, MLflow, Databricks, Kueue and Git."""
+"""Observes the state of a FineTuneJob in the cache of the watches, the API server, MLflow, Databricks, Kueue and Git."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class FineTuneJobObserver:
         self.leases = PreparationLeases(self.kube, self.store)
 
     async def observe(self, ftj: FineTuneJob, now: datetime) -> Observed:
-        """Everything that `decide` needs to know.
+        """Observe everything that `decide` needs.
 
         Raises:
             KubeError: the API server could not be read.
@@ -108,20 +108,21 @@ class FineTuneJobObserver:
         """
         jobs, pods = await self.cache.jobs_and_pods(ftj)
         mlflow = await self.poller.poll(ftj, has_pods=any(map(is_alive, pods)))
-        refused = await read_rejections(self.kube, ftj, jobs, pods, now)
+        rejections = await read_rejections(self.kube, ftj, jobs, pods, now)
         custom_children = await self._custom_children.read(ftj)
         drivers = custom_children.pods if custom_children else ()
         executors = await self._executors.read(ftj, [*pods, *drivers], now)
         if executors.refusal:
-            refused[names.prep_name(ftj.name)] = executors.refusal
-        candidate_pods = () if ftj.is_finished else (*pods, *drivers, *executors.pods)
-        alive = [pod for pod in candidate_pods if is_alive(pod)]
+            rejections[names.prep_name(ftj.name)] = executors.refusal
+        # Nothing is reported about the waiting pods of a finished job, so their Events and nodes are not read.
+        reported_pods = () if ftj.is_finished else (*pods, *drivers, *executors.pods)
+        alive = [pod for pod in reported_pods if is_alive(pod)]
         return Observed(
             jobs=jobs,
             pods=(*pods, *self.cache.failed_pods(ftj)),
             companions=self.cache.companions(ftj),
             mlflow=mlflow,
-            rejections=refused,
+            rejections=rejections,
             promoted_aliases=promoted_aliases(self.store, self.settings, ftj),
             pod_events=await self._pod_events.read(ftj, alive, now),
             queue_state=await self._workloads.read(ftj, jobs, now),

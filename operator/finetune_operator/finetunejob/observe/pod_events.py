@@ -38,8 +38,8 @@ class PodEventReader:
 
     kube: Kube
     clock: Callable[[], float]
-    _known: dict[str, _EventsOfPod] = field(default_factory=dict)
-    """By the pod's uid."""
+    _events_by_uid: dict[str, _EventsOfPod] = field(default_factory=dict)
+    """By the uid of the pod."""
 
     async def read(
         self, ftj: FineTuneJob, alive: Sequence[Json], now: datetime
@@ -56,7 +56,7 @@ class PodEventReader:
     async def _of(self, ftj: FineTuneJob, pod: Json) -> tuple[PodEvent, ...] | None:
         """The Events about a pod, oldest first; None if they cannot be read."""
         uid = pod["metadata"]["uid"]
-        if uid not in self._known:
+        if uid not in self._events_by_uid:
             try:
                 listed = await self.kube.list(
                     "Event", ftj.namespace, fieldSelector=f"involvedObject.uid={uid}"
@@ -67,20 +67,26 @@ class PodEventReader:
                 )
                 return None
             events = sorted(map(_parse_event, listed.objects), key=lambda event: event.at)
-            self._known[uid] = _EventsOfPod(self.clock(), tuple(events))
-        return self._known[uid].events
+            self._events_by_uid[uid] = _EventsOfPod(self.clock(), tuple(events))
+        return self._events_by_uid[uid].events
 
     def _forget_old(self) -> None:
         now = self.clock()
-        self._known = {uid: item for uid, item in self._known.items() if now - item.read_at < _CACHE_SECONDS}
+        self._events_by_uid = {
+            uid: item for uid, item in self._events_by_uid.items() if now - item.read_at < _CACHE_SECONDS
+        }
 
 
 def _pods_to_ask_about(alive: Sequence[Json], now: datetime) -> Iterator[Json]:
     """The first and the last pod without a node, and the first pod that has a node but does not start."""
     unschedulable = [pod for pod in alive if health.unschedulable_condition(pod)]
-    yield from unschedulable[:1]
-    yield from unschedulable[1:][-1:]
-    yield from [pod for pod in alive if health.is_pending_on_node(pod) and _is_late(pod, now)][:1]
+    if unschedulable:
+        yield unschedulable[0]
+    if len(unschedulable) > 1:
+        yield unschedulable[-1]
+    late = [pod for pod in alive if health.is_pending_on_node(pod) and _is_late(pod, now)]
+    if late:
+        yield late[0]
 
 
 def _is_late(pod: Json, now: datetime) -> bool:

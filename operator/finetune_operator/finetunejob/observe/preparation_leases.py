@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from finetune_crds.base import Json
 from finetune_operator.controller.store import Store
-from finetune_operator.finetunejob.children import Owner, find_owner, is_child
+from finetune_operator.finetunejob.children import find_owner, is_child
 from finetune_operator.finetunejob.model import FineTuneJob, PreparationLease, TakeLease
 from finetune_operator.finetunejob.preparation import backends, preparation_lease
 from finetune_operator.kube import Kube, KubeError
@@ -59,14 +59,11 @@ class PreparationLeases:
         if holder is None or holder["metadata"]["uid"] != lease_owner.uid:
             # NB: the holder may be so new that the cache does not have it yet.
             holder = await self.kube.get("FineTuneJob", lease_owner.namespace, name)
-        return (
-            holder
-            if holder and Owner(lease_owner.namespace, holder["metadata"]["uid"]) == lease_owner
-            else None
-        )
+        # NB: another FineTuneJob may have the name of a deleted holder.
+        return holder if holder and holder["metadata"]["uid"] == lease_owner.uid else None
 
     async def take(self, ftj: FineTuneJob, request: TakeLease) -> None:
-        """Create the Lease, after deleting the one to replace. If several jobs try at once, only one succeeds.
+        """Create the Lease, after deleting the Lease that it replaces. If several jobs try at once, only one succeeds.
 
         Raises:
             KubeError: another job was faster (409), or the API server refused or could not be reached.

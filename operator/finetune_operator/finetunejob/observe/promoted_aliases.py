@@ -1,4 +1,4 @@
-"""The aliases of a FineTuneJob's model that ModelPromotions manage. The job does not set these."""
+"""The aliases of a FineTuneJob's model that ModelPromotions manage. The job does not set these aliases."""
 
 from __future__ import annotations
 
@@ -15,18 +15,20 @@ def promoted_aliases(store: Store, settings: Settings, ftj: FineTuneJob) -> dict
     """The ModelPromotions of the job's model in the same registry: namespace/name, by the alias as the job spells it."""
     if ftj.spec is None or ftj.spec.register_ is None:
         return {}
-    registration, registry = ftj.spec.register_, normalize_address(settings.servers(ftj.spec.tracking)[1])
+    registration = ftj.spec.register_
+    _server, registry_uri = settings.servers(ftj.spec.tracking)
+    registry = normalize_address(registry_uri)
     # Unity Catalog ignores the case of names.
     normalize = str.casefold if registry == UNITY_CATALOG else str
     promotions: dict[str, str] = {}
     for key in store.promotion_index.of_model(registration.model):
-        (namespace, name), body = key, store.promotions[key]
+        namespace, name = key
+        body = store.promotions[key]
         spec = body.get("spec") or {}
-        if (
-            normalize(str(spec.get("model"))) == normalize(registration.model)
-            and resolve_registry(settings, spec.get("tracking") or {}) == registry
-            and _keeps_its_alias(body)
-        ):
+        if normalize(str(spec.get("model"))) != normalize(registration.model):
+            continue
+        is_same_registry = resolve_registry(settings, spec.get("tracking") or {}) == registry
+        if is_same_registry and _manages_alias(body):
             promoted_alias = str(spec.get("alias"))
             spellings = [
                 alias for alias in registration.aliases if normalize(alias) == normalize(promoted_alias)
@@ -36,7 +38,7 @@ def promoted_aliases(store: Store, settings: Settings, ftj: FineTuneJob) -> dict
     return promotions
 
 
-def _keeps_its_alias(promotion: Json) -> bool:
+def _manages_alias(promotion: Json) -> bool:
     """Whether a promotion manages its alias: not being deleted, accepted, and its registry has answered at least once."""
     status = promotion.get("status") or {}
     states = {item["type"]: item["status"] for item in status.get("conditions") or ()}

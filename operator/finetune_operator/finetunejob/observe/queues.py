@@ -11,13 +11,14 @@ from finetune_operator.kube import Kube, KubeError
 
 log = logging.getLogger(__name__)
 
+# The newest API version first.
 _KINDS = ("LocalQueue", "LocalQueueBeta1")
 # The number of queues that a message lists.
 _MAX_NAMES = 5
 
 
 async def find_missing_queue(kube: Kube, body: Json) -> str | None:
-    """Explain why no queue can admit an object; None if it has no queue, its queue exists, or queues cannot be read."""
+    """Explain why no queue can admit a Job; None if it names no queue, its queue exists, queues cannot be read, or it is no Job."""
     queue, namespace = queue_of(body), body["metadata"]["namespace"]
     if body["kind"] != "Job" or not queue:
         return None

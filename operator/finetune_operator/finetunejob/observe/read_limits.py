@@ -24,7 +24,7 @@ class ReadLimits:
     per_namespace: int
     per_server: int
     _turns: WeakValueDictionary[Hashable, asyncio.Semaphore] = field(default_factory=WeakValueDictionary)
-    """Semaphores by namespace, and by namespace and server."""
+    """Semaphores by namespace, and by namespace and server; each exists only while a read uses it or waits for it."""
 
     def __post_init__(self) -> None:
         self._turns_of_all = asyncio.Semaphore(self.total)

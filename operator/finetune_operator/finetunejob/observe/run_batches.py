@@ -31,9 +31,9 @@ class _Batch:
 
 @dataclass
 class RunBatches:
-    """Collects reads of runs while a search of the same server is under way, and reads them with the next search.
+    """Collects the runs to read while a search of their server is under way, and reads them together with the next search.
 
-    A read of an idle server begins at once.
+    If no search is under way, the read begins at once.
 
     Attributes:
         clock: monotonic seconds.
@@ -50,7 +50,7 @@ class RunBatches:
         """A run by its id; None if the search does not find it.
 
         Args:
-            search: how the server is asked.
+            search: calls the search function of the server, for example within the limits of threads.
 
         Raises:
             ExternalError: the server cannot be reached, or refuses.
@@ -69,6 +69,7 @@ class RunBatches:
     async def _search(
         self, server: Server, batch: _Batch, before: _Batch | None, search: Search
     ) -> Mapping[str, Run]:
+        """Wait for the search before this one and for the interval, then search for the runs that the batch has by then."""
         if before and before.search:
             await asyncio.wait({before.search})
         await asyncio.sleep(max(self._next_search_at.get(server, 0.0) - self.clock(), 0.0))
@@ -79,7 +80,7 @@ class RunBatches:
             return await search(lambda: server.find_runs(batch.experiments))
         finally:
             if self._last.get(server) is batch:
-                # NB: tokens of workspaces change, and each is another login.
+                # NB: remove what is no longer needed: tokens of workspaces change, and each token is another key.
                 del self._last[server]
                 self._next_search_at = {
                     key: at for key, at in self._next_search_at.items() if at > self.clock()

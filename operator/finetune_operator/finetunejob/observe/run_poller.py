@@ -31,11 +31,11 @@ class _Query(NamedTuple):
     """A request of the poller: the run (by its id, if known), and whether to read the version too."""
 
     run_id: str | None
-    want_version: bool
+    includes_version: bool
 
 
 class Place(NamedTuple):
-    """The key of an outage: the address of a server, or the address of a workspace and the Secret of the login.
+    """The key of an outage: the address of a server, or the address of a workspace and `reader`, the namespace/name of the Secret.
 
     NB: a login to Databricks may involve another server, which only the Secret names.
     """
@@ -106,10 +106,12 @@ class RunPoller:
             KubeError: the Secret could not be read.
         """
         tracking = ftj.spec.tracking if ftj.spec else Tracking()
-        if not self.settings.servers(tracking)[0]:
+        servers = self.settings.servers(tracking)
+        server, _registry = servers
+        if not server:
             return None
         secret = await secrets.read(self.kube, ftj.namespace, tracking.secret_ref, secrets.TRACKING)
-        login = (self.settings.servers(tracking), secrets.build_key(secret))
+        login = (servers, secrets.build_key(secret))
         return await self.outages.log_in(login, partial(open_tracked, self.settings, tracking, secret))
 
     async def ask(
@@ -118,7 +120,7 @@ class RunPoller:
         """Ask a server a question of a job, and return the answer. During an outage of the server, it is not asked.
 
         Args:
-            uri: address of the tracking server or of the registry, whichever is asked.
+            uri: address of the server to ask: the tracking server or the registry.
             question: the function that asks; it may block.
 
         Raises:
@@ -130,7 +132,7 @@ class RunPoller:
         if ftj.spec is None:
             return None
         try:
-            # NB: a login to a workspace that is slow occupies a thread.
+            # NB: a slow login to a workspace occupies a thread.
             async with self.pace.threads.turn(ftj.namespace, self.settings.servers(ftj.spec.tracking)):
                 tracked = await self.tracked(ftj)
             if tracked is None:
@@ -138,7 +140,7 @@ class RunPoller:
             server, registration = tracked.server, ftj.spec.register_
             run = await self._find_run(ftj, tracked, query.run_id)
             version = None
-            if run and query.want_version and registration:
+            if run and query.includes_version and registration:
                 find_version = partial(_find_version, tracked, registration, query.run_id or run.run_id)
                 version = await self._ask_in_turn(ftj, tracked, server.registry_uri, find_version)
         except ExternalError as error:
@@ -146,8 +148,9 @@ class RunPoller:
         return Mlflow(run=run, version=version, server=server.uri)
 
     async def _find_run(self, ftj: FineTuneJob, tracked: Tracked, run_id: str | None) -> Run | None:
-        server, experiment_id = tracked.server, ftj.status.mlflow.experiment_id if ftj.status.mlflow else None
-        # NB: workspaces have other limits for searches.
+        server = tracked.server
+        experiment_id = ftj.status.mlflow.experiment_id if ftj.status.mlflow else None
+        # NB: workspaces have other limits for searches, so each of their runs is read alone.
         if run_id and experiment_id and tracked.workspace is None:
             search = partial(self._ask_in_turn, ftj, tracked, server.uri)
             run = await self._batches.find_run(server, run_id, experiment_id, search)
@@ -172,19 +175,19 @@ def _build_query(ftj: FineTuneJob, *, has_pods: bool) -> _Query | None:
     It is None if the status is complete, if the job cannot have a run before its aliases are pinned, or if no pod of a suspended job logs
     to its run.
     """
-    closed = any(
+    is_closed = any(
         item.type == ConditionType.TRACKED and item.reason == ConditionReason.RUN_FINISHED
         for item in ftj.status.conditions
     )
     run_id = ftj.status.run_id
-    if ftj.spec is None or (ftj.is_finished and (run_id is None or closed)):
+    if ftj.spec is None or (ftj.is_finished and (run_id is None or is_closed)):
         return None
     if run_id is None and is_unpinned(ftj):
         return None
     if run_id is not None and ftj.spec.suspend and not has_pods:
         return None
-    unregistered = ftj.holds(ConditionType.TRAINED) and not ftj.holds(ConditionType.REGISTERED)
-    return _Query(run_id, unregistered and ftj.spec.register_ is not None)
+    is_unregistered = ftj.holds(ConditionType.TRAINED) and not ftj.holds(ConditionType.REGISTERED)
+    return _Query(run_id, includes_version=is_unregistered and ftj.spec.register_ is not None)
 
 
 def _ask_server(tracked: Tracked, question: Callable[[], Answer]) -> Answer:

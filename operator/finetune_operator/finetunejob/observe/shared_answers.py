@@ -1,4 +1,4 @@
-"""Answers that several FineTuneJobs share."""
+"""A cache of answers that several FineTuneJobs share."""
 
 from __future__ import annotations
 

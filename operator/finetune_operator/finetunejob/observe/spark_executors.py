@@ -23,7 +23,7 @@ _REFUSAL_STATUSES = (400, 403, 422)
 
 
 class Executors(NamedTuple):
-    """The executors of a job, and the reason why the API server refuses to create the missing executors; None if it does not refuse."""
+    """The executors of a job, and why the API server refuses to create the missing ones, if it does."""
 
     pods: tuple[Json, ...] = ()
     refusal: str | None = None
@@ -50,7 +50,8 @@ class ExecutorReader:
             return Executors()
         executor_pods = executors.select_executors(listed.objects, drivers)
         shortage = executors.count_missing(ftj, drivers, executor_pods, now)
-        return Executors(tuple(executor_pods), await self._refusal(ftj, shortage) if shortage else None)
+        refusal = await self._refusal(ftj, shortage) if shortage else None
+        return Executors(tuple(executor_pods), refusal)
 
     async def _refusal(self, ftj: FineTuneJob, shortage: executors.MissingExecutors) -> str | None:
         """Explain, from a dry run, why the API server refuses another executor: nothing records why it refused Spark's requests."""

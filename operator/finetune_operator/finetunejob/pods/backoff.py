@@ -11,6 +11,7 @@ from finetune_operator.finetunejob.draft.draft import Draft
 
 _FIRST_SECONDS = 10
 _MAX_SECONDS = 300
+# More doublings exceed _MAX_SECONDS.
 _MAX_DOUBLINGS = 5
 # An attempt that ran this long has made progress, with or without a checkpoint.
 _PROGRESS_SECONDS = 300
@@ -54,13 +55,16 @@ def _is_later(step: int | None, step_before: int | None) -> bool:
 
 
 def idle_restarts(before: int, attempt: Attempt) -> int:
-    """The number of consecutive restarts without progress, including the one after this attempt."""
+    """The number of consecutive restarts after attempts that were not fruitful, including the restart after this attempt."""
     return 0 if attempt.is_fruitful else before + 1
 
 
 def wait_seconds(idle: int) -> int:
-    """Seconds before a restart, by the number of restarts without progress: 0, then 10, 20, 40 and so on up to 300."""
-    return min(_FIRST_SECONDS * 2 ** min(idle - 1, _MAX_DOUBLINGS), _MAX_SECONDS) if idle else 0
+    """Seconds before a restart, by the number of `idle_restarts`: 0, then 10, 20, 40 and so on up to 300."""
+    if not idle:
+        return 0
+    doublings = min(idle - 1, _MAX_DOUBLINGS)
+    return min(_FIRST_SECONDS * 2**doublings, _MAX_SECONDS)
 
 
 def run_seconds(job: Json, now: datetime) -> float:
@@ -76,7 +80,7 @@ def _parse_time(text: str | None) -> datetime | None:
 
 
 def record_delay(draft: Draft, attempt: Attempt) -> None:
-    """Record when the next attempt may start, and since when there has been no progress."""
+    """Record when the next attempt may start and, if this one has not progressed, since when there has been no progress."""
     idle = idle_restarts(draft.status.idle_restarts or 0, attempt)
     at = draft.now + timedelta(seconds=wait_seconds(idle)) if idle else None
     draft.update(idle_restarts=idle or None, restart_time=at)

@@ -19,7 +19,7 @@ from finetune_operator.template_merge import merge
 CONTAINER = names.EVALUATE_CONTAINER
 # The variables by which a custom command finds the model and the file for its metrics. This file is the termination message, in
 # which the operator reads the metrics.
-_PATHS: list[Json] = [
+_PATH_VARIABLES: list[Json] = [
     {"name": contract.ENV_MODEL_PATH, "value": contract.MODEL_PATH},
     {"name": contract.ENV_METRICS_PATH, "value": contract.TERMINATION_PATH},
 ]
@@ -58,12 +58,15 @@ def build_recipe(draft: Draft, version: RegisteredVersion) -> Json:
 
 
 def _build_job_recipe(draft: Draft, version: RegisteredVersion) -> JobRecipe:
+    """The recipe of the training. A Delta table is pinned to the version that the training read, and a custom command gets its parameters."""
     recipe, evaluation = gang.build_prepared_recipe(draft), evaluation_of(draft)
-    data, data_version = recipe.data, version.tags.get(contract.TAG_DATA_VERSION, "")
+    data = recipe.data
     splits = data.splits if data else None
-    if data and splits and splits.type == "Delta" and splits.version is None and data_version.isdecimal():
-        # Evaluate the version that the training read and recorded as a tag: the table may have newer versions.
-        pinned_splits = splits.model_copy(update={"version": int(data_version)})
+    # The training recorded the version as a tag. The table may have newer versions.
+    table_version = version.tags.get(contract.TAG_DATA_VERSION, "")
+    is_unpinned_table = splits is not None and splits.type == "Delta" and splits.version is None
+    if data and splits and is_unpinned_table and table_version.isdecimal():
+        pinned_splits = splits.model_copy(update={"version": int(table_version)})
         recipe = recipe.model_copy(update={"data": data.model_copy(update={"splits": pinned_splits})})
     return recipe.model_copy(update={"parameters": evaluation.parameters}) if evaluation.command else recipe
 
@@ -120,7 +123,8 @@ def _build_pod(draft: Draft, uri: str) -> Json:
     evaluation, spec, settings = evaluation_of(draft), draft.spec, draft.settings
     login = workspace.pod_login(spec, settings, CONTAINER)
     image = _image(draft)
-    run = rendezvous.run_env(servers=settings.servers(spec.tracking), run_id=draft.status.run_id)
+    run_variables = rendezvous.run_env(servers=settings.servers(spec.tracking), run_id=draft.status.run_id)
+    command_variables = [*rendezvous.command_env(), *_PATH_VARIABLES] if evaluation.command else []
     pod = template.pod_template(
         container=CONTAINER,
         image=image,
@@ -130,7 +134,7 @@ def _build_pod(draft: Draft, uri: str) -> Json:
         command=evaluation.command or [contract.EVALUATE_COMMAND],
         args=evaluation.args if evaluation.command else [contract.EVALUATE_MODEL, uri],
         secret=None if login else spec.tracking.secret_of_pods,
-        contract_env=[*run, *([*rendezvous.command_env(), *_PATHS] if evaluation.command else [])],
+        contract_env=[*run_variables, *command_variables],
         config_map=names.evaluate_name(draft.ftj.name),
         model_cache=spec.model_cache,
         pod_labels=template.labels(draft.ftj, names.EVALUATE),

@@ -1,4 +1,4 @@
-"""The children of a training attempt: headless Service, ConfigMap with the recipe, Indexed Job."""
+"""The children of a training attempt: the headless Service, the ConfigMap with the recipe, and the Indexed Job."""
 
 from __future__ import annotations
 
@@ -31,7 +31,12 @@ _TORCHRUN_SECONDS = 10
 
 def build_step(draft: Draft, attempt: int) -> Step:
     """The step of one attempt."""
-    distributed, has_command = draft.spec.distributed, bool(draft.spec.trainer.command)
+    distributed = draft.spec.distributed
+    use_less = (
+        "reduce the memory that your command uses"
+        if draft.spec.trainer.command
+        else "create a FineTuneJob with another name and a lower training.perDeviceBatchSize"
+    )
     return Step(
         names.TRAIN,
         names.train_name(draft.ftj.name, attempt),
@@ -39,9 +44,7 @@ def build_step(draft: Draft, attempt: int) -> Step:
         nodes=distributed.nodes,
         attempt=attempt,
         ranks_per_node=distributed.ranks_per_node,
-        use_less="reduce the memory that your command uses"
-        if has_command
-        else "create a FineTuneJob with another name and a lower training.perDeviceBatchSize",
+        use_less=use_less,
     )
 
 
@@ -186,7 +189,7 @@ def _seconds_to_save(user_template: Json | None) -> int:
 
 
 def _spread(draft: Draft, attempt: int) -> Json:
-    """The preference for a node of its own for each pod of an attempt."""
+    """The constraint by which the scheduler prefers a separate node for each pod of an attempt."""
     return {
         "maxSkew": 1,
         "topologyKey": "kubernetes.io/hostname",
@@ -196,12 +199,16 @@ def _spread(draft: Draft, attempt: int) -> Json:
 
 
 def _mount_code(draft: Draft) -> Json | None:
-    """The template of spec.pods.train with trainer.code mounted. A volume of that name in the template replaces the emptyDir."""
+    """The template of spec.pods.train with trainer.code mounted.
+
+    The code is in a volume of the template, in a ConfigMap, or in an emptyDir into which a commit is checked out. A volume of the
+    template with the name of this emptyDir replaces it.
+    """
     code, user_template = draft.spec.trainer.code, draft.spec.pods.train.template
     if code is None:
         return user_template
     name = code.volume or contract.CODE_VOLUME
-    # A commit is checked out into the pod's own volume, which is writable. Other code is mounted read-only.
+    # Only a checkout needs to write.
     mount = {"name": name, "mountPath": code.mount_path, "readOnly": code.git is None}
     spec: Json = {
         "containers": [{"name": MAIN_CONTAINER, "workingDir": code.mount_path, "volumeMounts": [mount]}]

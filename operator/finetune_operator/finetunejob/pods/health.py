@@ -125,13 +125,15 @@ def _find_pod_blockages(
 ) -> list[Blockage]:
     """The blockages of pods.
 
-    NB: Events are read for only a few of the pods without a node. Those of the last of these apply to the others too: the pods of a
-    gang are alike.
+    NB: Events are read for only a few of the pods without a node. The pods of a gang are alike, so the Events of the last of these pods
+    also explain the pods whose Events are not read.
+
+    Args:
+        events: Events, oldest first, by the name of their pod.
     """
-    pods_with_events = [
-        pod for pod in alive if unschedulable_condition(pod) and pod["metadata"]["name"] in events
-    ]
-    shared_events = events[pods_with_events[-1]["metadata"]["name"]] if pods_with_events else ()
+    unschedulable = [pod["metadata"]["name"] for pod in alive if unschedulable_condition(pod)]
+    names_with_events = [name for name in unschedulable if name in events]
+    shared_events = events[names_with_events[-1]] if names_with_events else ()
     blockages = (
         _find_pod_blockage(pod, events.get(pod["metadata"]["name"], shared_events), now) for pod in alive
     )

@@ -26,7 +26,7 @@ NEVER, UNAVAILABLE, AGAIN = 64, 69, 1
 _VERSION = f"{sys.version_info[0]}.{sys.version_info[1]}"
 # Settings of pip that would install the packages elsewhere. They are removed from its environment.
 _ELSEWHERE = ("PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_USER")
-# git's messages about a server that may answer later. NB: the trainer's checkout has a copy, since it cannot import this file.
+# Patterns of git's messages about a server that may answer later. NB: the trainer's checkout has a copy, since it cannot import this file.
 _AWAY = (
     r"Could not resolve|Failed (?:to )?connect to|Empty reply from server|Connection (?:timed out|reset|refused)|"
     r"Operation too slow|RPC failed; curl|early EOF|[Rr]ecv error|non-properly terminated|unexpected disconnect|"
@@ -54,6 +54,7 @@ _PASSWORD = re.compile(r"//[^/@\s]*@")
 _MAX_MESSAGE_CHARS = 400
 _UNBUILT = f"a package has no wheel for Python {_VERSION} and cannot be built in this image: require another version of the package"
 
+# The meaning of a line in the output: a pattern of the line; the exit code; what to do.
 _NO_SPACE = (
     r"No space left on device",
     AGAIN,
@@ -65,8 +66,7 @@ _KILLED = (
     AGAIN,
     "a build was killed: raise the memory limit of the container main in spec.pods.train.template",
 )
-# For the output of a build: the pattern of a line; the exit code; what to do. Such output says nothing about an index, so _MEANINGS
-# does not apply to it.
+# The meanings for the output of a build. Such output says nothing about an index, so _MEANINGS does not apply to it.
 _MEANINGS_OF_BUILDS = (
     _NO_SPACE,
     _KILLED,
@@ -76,8 +76,8 @@ _MEANINGS_OF_BUILDS = (
         "a build could not download what it needs: allow the pods to reach the server, or require a version that has a wheel",
     ),
 )
-# For the output of pip or git, in the same form. The first pattern that matches applies.
-# NB: if an index does not answer, pip ends with "No matching distribution", so the patterns about servers come before that one.
+# The meanings for the output of pip or git. The first pattern that matches applies.
+# NB: if an index does not answer, pip ends with "No matching distribution", so the patterns about servers come before that pattern.
 _MEANINGS = (
     (
         r"No module named pip$",
@@ -195,13 +195,13 @@ def install(requirements: list[str], folder: Path = FOLDER) -> None:
     code, output = _run([*pip, "install", *options, "--", *requirements], PIP_LOG=str(log))
     if code < 0:
         why = f"signal {-code} ended pip: the container may need a higher memory limit"
-        raise Failure(AGAIN, f"{why} ({_shorten(_last_words(output.splitlines()))})")
+        raise Failure(AGAIN, f"{why} ({_shorten(_find_error_line(output.splitlines()))})")
     if code:
         # NB: if pip has a log, it writes the output of a build only there, and prints "See above".
         last_lines = find_last_lines(log.read_text("utf-8", "replace") if log.is_file() else output)
-        words = find_words_of_build(last_lines)
-        if words:
-            print("A build failed with this output:", *words, sep="\n", flush=True)
+        build_output = find_words_of_build(last_lines)
+        if build_output:
+            print("A build failed with this output:", *build_output, sep="\n", flush=True)
         raise explain_failure(last_lines, output.splitlines())
 
 
@@ -218,35 +218,32 @@ def find_last_lines(log: str) -> list[str]:
     """Return the lines of pip's log with the reason of the failure: those after the last found package, without retries."""
     lines = [line for entry in log.splitlines() if (line := _TIME.sub("", entry).rstrip())]
     found_packages = [number for number, line in enumerate(lines) if _FOUND.match(line)]
-    return [
-        line
-        for line in lines[found_packages[-1] + 1 if found_packages else 0 :]
-        if not _NOT_THE_END.search(line)
-    ]
+    start = found_packages[-1] + 1 if found_packages else 0
+    return [line for line in lines[start:] if not _NOT_THE_END.search(line)]
 
 
 def explain_failure(last_lines: Sequence[str], output: Sequence[str] = ()) -> Failure:
     """The failure that the last lines of pip's log describe; if no pattern matches, the last error in pip's output."""
-    words = find_words_of_build(last_lines)
-    other_lines = [line for line in last_lines if line not in words]
-    for meanings, lines in ((_MEANINGS_OF_BUILDS, words), (_MEANINGS, other_lines)):
+    build_output = find_words_of_build(last_lines)
+    other_lines = [line for line in last_lines if line not in build_output]
+    for meanings, lines in ((_MEANINGS_OF_BUILDS, build_output), (_MEANINGS, other_lines)):
         for pattern, code, advice in meanings:
             for line in lines:
                 if re.search(pattern, line):
                     # A line about a failed build names no cause; the last line of the build's output does.
-                    quoted = words[-1] if words and advice is _UNBUILT else line
+                    quoted = build_output[-1] if build_output and advice is _UNBUILT else line
                     return Failure(code, f"{advice} ({_shorten(quoted)})")
-    return Failure(AGAIN, f"pip failed: {_shorten(_last_words(output or last_lines))}")
+    return Failure(AGAIN, f"pip failed: {_shorten(_find_error_line(output or last_lines))}")
 
 
 def find_words_of_build(lines: Sequence[str]) -> list[str]:
-    """The output of the build that failed; empty if none did."""
+    """The output of the first build that failed; empty if no build failed."""
     end = next((number for number, line in enumerate(lines) if _BUILD_FAILED.search(line)), 0)
     begins = [number for number, line in enumerate(lines[:end]) if _BUILD_BEGINS.match(line)]
     return [*lines[begins[-1] + 1 : end]] if begins else []
 
 
-def _last_words(output: Sequence[str]) -> str:
+def _find_error_line(output: Sequence[str]) -> str:
     """Return the line with pip's reason for the failure: its last error, the last line of a traceback, or else the last line."""
     lines = [line.strip() for line in output if line.strip()]
     errors = [line for line in lines if line.startswith(("ERROR:", "\N{MULTIPLICATION SIGN} "))]
@@ -298,10 +295,10 @@ def _run(command: list[str], **more: str) -> tuple[int, str]:
 
 
 def main() -> None:
-    """Install, or run a command; the first argument selects which."""
+    """Run a command if the first argument is RUN; otherwise install. The other arguments are the command, or the requirements."""
     mode, *arguments = sys.argv[1:]
     if mode == RUN:
-        run(arguments)
+        run(arguments)  # does not return
     # NB: PID 1 of a container ignores SIGTERM by default.
     signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))
     try:

@@ -63,7 +63,7 @@ def _reduce_checkpoints(checkpoint: Checkpoint | None, reduced: ReducedMemory) -
 
 
 def apply_to_training(training: Training, reduced: ReducedMemory) -> Training:
-    """The hyperparameters with the settings that use less memory. The mode of checkpoints is not one of them."""
+    """The hyperparameters with the settings that use less memory. `reduced` also has the mode of checkpoints, which is not part of them."""
     fields = type(training).model_fields
     return training.model_copy(
         update={name: value for name, value in reduced if value is not None and name in fields}

@@ -26,10 +26,12 @@ from finetune_operator.template_merge import containers, merge
 # Read once: a decision reads no files.
 _INSTALLER = inspect.getsource(installer)
 _SCRIPT = ["python3", f"{contract.RECIPE_DIRECTORY}/{contract.DEPENDENCIES_FILE}"]
+# What each init container of the operator does, as a part of a sentence.
 _STEPS = {
     names.CHECKOUT_CONTAINER: "fetches the code",
     names.DEPENDENCIES_CONTAINER: "installs the packages of trainer.dependencies",
 }
+# The reason of the job's condition if the init container fails.
 _REASONS = {
     names.CHECKOUT_CONTAINER: ConditionReason.CHECKOUT_FAILED,
     names.DEPENDENCIES_CONTAINER: ConditionReason.DEPENDENCIES_FAILED,
@@ -90,7 +92,7 @@ def list_steps(trainer: Trainer) -> list[str]:
 def find_failed_step(
     failure: LastFailure, ends: Sequence[pod_state.Exit], trainer: Trainer
 ) -> ConditionReason | None:
-    """The reason for the init container of the operator that failed; None if the attempt failed for another cause.
+    """The reason to report if an init container of the operator failed; None if the attempt failed for another cause.
 
     Whether another attempt can succeed follows from the exit code, which the caller reads: see the constants of `installer`.
 

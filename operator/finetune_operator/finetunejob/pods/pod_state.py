@@ -47,7 +47,9 @@ class Exit:
     code: int
     reason: str
     finished_at: str
+    """RFC 3339; empty if unknown."""
     text: str
+    """The termination message; empty without one."""
     evicted: bool
     deletion_request_time: datetime | None = None
     """When somebody requested the deletion of the pod; None if nobody did."""
@@ -198,10 +200,13 @@ def find_deleted_pod(ends: Sequence[Exit]) -> Exit | None:
 
     NB: once a container has ended, the Job controller deletes the other pods, so a later deletion is not the cause.
     """
-    first = min((datetime.fromisoformat(item.finished_at) for item in ends if item.finished_at), default=None)
+    end_times = [datetime.fromisoformat(item.finished_at) for item in ends if item.finished_at]
+    if not end_times:
+        return None
+    first_end = min(end_times)
     for item in ends:
-        at = item.deletion_request_time
-        if at is not None and first is not None and at < first and not item.evicted:
+        request_time = item.deletion_request_time
+        if request_time is not None and request_time < first_end and not item.evicted:
             return item
     return None
 
@@ -271,14 +276,15 @@ def first_failure(
     failed = [item for item in exits(pods, container) if item.code != 0]
     if not failed:
         return None
-    explained = [item for item in failed if item.message and item.message.error]
     own_errors = [item for item in failed if _has_own_error(item)]
-    cause = (own_errors or [item for item in failed if item not in explained] or explained)[0]
-    return _failure(cause, container, attempt, ranks_per_node, use_less)
+    without_error = [item for item in failed if not (item.message and item.message.error)]
+    # If both are empty, all pods report the loss of their peers.
+    candidates = own_errors or without_error or failed
+    return _failure(candidates[0], container, attempt, ranks_per_node, use_less)
 
 
 def has_crashed(ends: Iterable[Exit], lost_pods: Iterable[Json]) -> bool:
-    """Whether a rank failed for a reason other than a signal or the loss of its peers.
+    """Whether a rank failed for a reason other than a request to stop or the loss of its peers.
 
     While a node is not ready, an end without a message does not count: the peers on that node may no longer respond.
     """
@@ -313,6 +319,7 @@ def find_loss(
 
 def _failure(cause: Exit, container: str, attempt: int, ranks_per_node: int, use_less: str) -> LastFailure:
     error = cause.message.error if cause.message else None
+    message = error.message if error else _tail(cause.text)
     rank = error.rank if error else None
     # With one rank per node, the rank is the node rank.
     if rank is None and cause.node_rank is not None and ranks_per_node == 1:
@@ -323,8 +330,7 @@ def _failure(cause: Exit, container: str, attempt: int, ranks_per_node: int, use
         rank=rank,
         exit_code=cause.code,
         reason=error.reason if error else _reason(cause),
-        message=(error.message if error else _tail(cause.text))
-        or _default_message(cause, container, use_less),
+        message=message or _default_message(cause, container, use_less),
         attempt=attempt,
     )
 
@@ -339,10 +345,10 @@ def _default_message(ended: Exit, container: str, use_less: str) -> str:
     remedy = f"raise the limit, or {use_less}" if use_less else "raise the limit"
     if ended.container not in (None, container):
         subject, log = f"init container {ended.container}", f"{ended.pod} -c {ended.container}"
-        shares = ended.container in _INIT_CONTAINERS_OF.get(container, ())
+        shares_limit = ended.container in _INIT_CONTAINERS_OF.get(container, ())
         remedy = (
             f"it has the limit of the container {container}: raise that limit"
-            if shares
+            if shares_limit
             else "raise the limit"
         )
     if ended.reason == "OOMKilled":
@@ -351,5 +357,5 @@ def _default_message(ended: Exit, container: str, use_less: str) -> str:
 
 
 def _tail(text: str, lines: int = 8, limit: int = 1000) -> str:
-    """The last lines of a log, where a Python traceback names its error."""
+    """The last lines of a log, where a Python traceback names its error, and of these at most the last `limit` characters."""
     return "\n".join(text.strip().splitlines()[-lines:])[-limit:]

@@ -1,4 +1,4 @@
-"""After an attempt that could not start because a server did not answer, one pod tries first, and the others follow it.
+"""Begins the attempt after one that could not start, because a server did not answer, with one pod; the others follow it.
 
 A gang that waits for a server of code or packages would take all its nodes at each attempt, and release them again. The Job of such
 an attempt begins with a parallelism of 1; when the command of its first pod runs, the Job gets all its pods.
@@ -23,15 +23,15 @@ def begins_with_one_pod(draft: Draft, attempt: int) -> bool:
     """
     failure = draft.status.last_failure
     pod_spec = (draft.spec.pods.train.template or {}).get("spec") or {}
-    return (
-        bool(own_code.list_steps(draft.spec.trainer))
-        and draft.spec.distributed.nodes > 1
-        and not draft.spec.run_policy.queue_name
-        and "schedulerName" not in pod_spec
-        and failure is not None
+    needs_server = bool(own_code.list_steps(draft.spec.trainer))
+    server_was_unavailable = (
+        failure is not None
         and failure.attempt == attempt - 1
         and failure.exit_code == contract.EXIT_UNAVAILABLE
     )
+    has_several_pods = draft.spec.distributed.nodes > 1
+    needs_all_pods_at_once = bool(draft.spec.run_policy.queue_name) or "schedulerName" in pod_spec
+    return needs_server and server_was_unavailable and has_several_pods and not needs_all_pods_at_once
 
 
 def begin_with_one_pod(job: Json) -> Json:

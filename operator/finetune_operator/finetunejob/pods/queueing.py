@@ -13,7 +13,7 @@ from finetune_operator.template_merge import merge
 
 # The reasons of a condition while its Job waits in a queue.
 _REASONS = (ConditionReason.QUEUED, ConditionReason.QUEUE_INADMISSIBLE)
-# Kueue's words for a Workload that waits for something other than its turn.
+# Kueue's reasons for a Workload that waits for something other than its turn.
 _INADMISSIBLE = {"Inadmissible", "Misconfigured", "Suspended"}
 # How long Kueue may take to make a Workload.
 _WORKLOAD_TIMEOUT = timedelta(seconds=30)
@@ -48,7 +48,7 @@ def is_queued(job: Json) -> bool:
 def enqueue(draft: Draft, job: Json) -> Json:
     """The Job; if the FineTuneJob names a queue, suspended in that queue.
 
-    Kueue starts the Job by removing `suspend`. To apply the Job again would suspend it, so it is only created.
+    Kueue starts the Job by removing `suspend`. Applying the Job would suspend it again, so the operator creates it and never applies it.
     """
     queue = draft.spec.run_policy.queue_name
     if not queue:
@@ -69,16 +69,16 @@ def report_queue(draft: Draft, kind: ConditionType, what: str, job: Json) -> Non
 
 
 def _explain_wait(draft: Draft, what: str, job: Json) -> tuple[ConditionReason, str]:
+    """The reason and the message for a step whose Job is suspended. `what`: the step, as the subject of a sentence."""
     queue, name = queue_of(job), job["metadata"]["name"]
     if queue is None:
         return ConditionReason.QUEUE_INADMISSIBLE, (
             f"{what} waits, because another client suspended Job {name}, which has no queue: check kubectl get job {name} -o yaml"
         )
     queue_state = draft.observed.queue_state
-    look = f"check kubectl get localqueue -n {draft.ftj.namespace}"
-    problem = _find_problem(
-        queue_state, look, describe_opt_out(draft, queue), _created(job) + _WORKLOAD_TIMEOUT
-    )
+    check = f"check kubectl get localqueue -n {draft.ftj.namespace}"
+    opt_out = describe_opt_out(draft, queue)
+    problem = _find_problem(queue_state, check, opt_out, due=_created(job) + _WORKLOAD_TIMEOUT)
     if problem:
         return ConditionReason.QUEUE_INADMISSIBLE, (
             f"{what} waits, because {describe_queue(draft, queue)} has not admitted Job {name}: {problem}"
@@ -86,22 +86,22 @@ def _explain_wait(draft: Draft, what: str, job: Json) -> tuple[ConditionReason, 
     return ConditionReason.QUEUED, f"{what} waits in Kueue's queue {queue}{_describe_progress(queue_state)}"
 
 
-def _find_problem(queue_state: QueueState | None, look: str, without: str, due: datetime) -> str | None:
+def _find_problem(queue_state: QueueState | None, check: str, opt_out: str, *, due: datetime) -> str | None:
     """Explain why Kueue does not admit the Job, with the remedy; None if the Job only waits for its turn, or nothing is known.
 
     Args:
-        look: the command that shows the queue, as a part of a sentence.
-        without: how to run the job without a queue, as a part of a sentence.
+        check: the command that shows the queue, as a part of a sentence.
+        opt_out: how to run the job without a queue, as a part of a sentence.
         due: when Kueue has had enough time to make a Workload.
     """
     if queue_state is None:
         return None
     if not queue_state.installed:
-        return f"Kueue is not installed in this cluster: install Kueue, or {without}, and suspend and resume the job"
+        return f"Kueue is not installed in this cluster: install Kueue, or {opt_out}, and suspend and resume the job"
     if not queue_state.workload:
-        late = queue_state.read_at is not None and queue_state.read_at >= due
-        return f"Kueue has not created a Workload for the Job: {look}" if late else None
-    return f"{queue_state.message}: {look}" if queue_state.reason in _INADMISSIBLE else None
+        is_overdue = queue_state.read_at is not None and queue_state.read_at >= due
+        return f"Kueue has not created a Workload for the Job: {check}" if is_overdue else None
+    return f"{queue_state.message}: {check}" if queue_state.reason in _INADMISSIBLE else None
 
 
 def _describe_progress(queue_state: QueueState | None) -> str:

@@ -31,10 +31,8 @@ def has_completed(job: Json, job_pods: Sequence[Json], container: str, *, nodes:
 def _has_succeeded(job_pods: Sequence[Json], container: str, *, nodes: int) -> bool:
     """Whether the main containers on all nodes have succeeded, although the phase of at least one pod does not show it."""
     succeeded = [ended for ended in pod_state.exits(job_pods, container) if ended.code == 0]
-    return (
-        any(ended.is_outlived for ended in succeeded)
-        and len({ended.node_rank for ended in succeeded}) == nodes
-    )
+    have_all_succeeded = len({ended.node_rank for ended in succeeded}) == nodes
+    return have_all_succeeded and any(ended.is_outlived for ended in succeeded)
 
 
 def find_failure(job: Json, job_pods: Sequence[Json], container: str, now: datetime) -> Json | None:
@@ -54,10 +52,12 @@ def _has_failed(job_pods: Sequence[Json], container: str, now: datetime) -> bool
     failed = [ended for ended in find_outlived(job_pods, container) if ended.code]
     if not failed:
         return False
-    all_ended = len(pod_state.exits(job_pods, container)) == len(job_pods)
+    have_all_ended = len(pod_state.exits(job_pods, container)) == len(job_pods)
     # NB: the end of a container whose state is lost (ContainerStatusUnknown) has no time.
-    first = next((ended.finished_at for ended in failed if ended.finished_at), "")
-    return all_ended or not first or now - datetime.fromisoformat(first) >= _PEERS_TIMEOUT
+    failure_times = [ended.finished_at for ended in failed if ended.finished_at]
+    if have_all_ended or not failure_times:
+        return True
+    return now - datetime.fromisoformat(failure_times[0]) >= _PEERS_TIMEOUT
 
 
 def release(draft: Draft, component: str, name: str, container: str) -> None:
@@ -66,21 +66,19 @@ def release(draft: Draft, component: str, name: str, container: str) -> None:
     NB: call this in a pass after the one that wrote the result into the status. A crash after the deletion would otherwise lose the result.
     """
     children = classify_children(draft.observed.jobs, draft.observed.pods, component, name, draft.now)
-    if (
-        children.current_job
-        and not has_ended(children.current_job)
-        and find_outlived(children.pods, container)
-    ):
-        draft.remove(children.current_job)
+    job = children.current_job
+    if job and not has_ended(job) and find_outlived(children.pods, container):
+        draft.remove(job)
 
 
 def explain_no_retry(job_pods: Sequence[Json], container: str) -> str:
     """Explain why a Job does not retry, as the end of a sentence about its failure; empty if no other container prevents a retry."""
     pod_names = {ended.pod for ended in find_outlived(job_pods, container)}
+    outlived_pods = [pod for pod in job_pods if pod["metadata"]["name"] in pod_names]
+    # The pods are alike, so each container counts once, in its state in the last pod.
     states = {
         item["name"]: item.get("state", {})
-        for pod in job_pods
-        if pod["metadata"]["name"] in pod_names
+        for pod in outlived_pods
         for item in pod["status"].get("containerStatuses") or []
     }
     other_containers = ", ".join(name for name, state in states.items() if "terminated" not in state)

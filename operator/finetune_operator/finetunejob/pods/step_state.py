@@ -160,7 +160,7 @@ StepState = Absent | WithJob
 
 
 def classify_step(draft: Draft, step: Step) -> StepState:
-    """The state of a step, from what was observed."""
+    """The state of a step, from what was observed. The end of the Job comes first, then the loss of a pod, then what the Job waits for."""
     observed = draft.observed
     children = classify_children(observed.jobs, observed.pods, step.component, step.job_name, draft.now)
     job, pods = children.current_job, children.pods

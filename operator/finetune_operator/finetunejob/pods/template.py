@@ -16,6 +16,7 @@ from finetune_operator.finetunejob.model import FineTuneJob
 from finetune_operator.finetunejob.pods import tolerations
 from finetune_operator.template_merge import containers, merge
 
+# The default of terminationGracePeriodSeconds.
 _GRACE_SECONDS = 120
 # Retries after failures that neither the recipe nor the data caused, such as a crash of the JVM or an unreachable MLflow.
 _BACKOFF_LIMIT = 2
@@ -162,18 +163,18 @@ def pod_template(
 def _with_container_name(user_template: Json, name: str) -> Json:
     """Return the template with `name` instead of `main`. NB: the API server has not validated the template."""
     spec = user_template.get("spec")
-    listed = spec.get("containers") if isinstance(spec, dict) else None
-    if not isinstance(spec, dict) or not isinstance(listed, list):
+    user_containers = spec.get("containers") if isinstance(spec, dict) else None
+    if not isinstance(spec, dict) or not isinstance(user_containers, list):
         return user_template
     renamed_containers = [
         {**item, "name": name} if isinstance(item, dict) and item.get("name") == MAIN_CONTAINER else item
-        for item in listed
+        for item in user_containers
     ]
     return {**user_template, "spec": {**spec, "containers": renamed_containers}}
 
 
 def _cached_models(cache: ModelCache) -> tuple[list[Json], list[Json]]:
-    """The volume with downloaded models, and its mount."""
+    """The volumes with downloaded models, and their mounts: one of each."""
     name = "model-cache"
     volume = {"name": name, "persistentVolumeClaim": {"claimName": cache.claim_name}}
     return [volume], [{"name": name, "mountPath": contract.MODEL_CACHE_PATH}]
@@ -271,7 +272,7 @@ def retried_job(job_metadata: Json, pod: Json, *container_names: str) -> Json:
         "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
     }
     codes = [contract.EXIT_RECIPE, contract.EXIT_DATA]
-    fail_for_good: list[Json] = [
+    fail_permanently: list[Json] = [
         {
             "action": "FailJob",
             "onExitCodes": {"containerName": container, "operator": "In", "values": codes},
@@ -284,7 +285,7 @@ def retried_job(job_metadata: Json, pod: Json, *container_names: str) -> Json:
         "metadata": job_metadata,
         "spec": {
             "backoffLimit": _BACKOFF_LIMIT,
-            "podFailurePolicy": {"rules": [ignore_disruption, *fail_for_good]},
+            "podFailurePolicy": {"rules": [ignore_disruption, *fail_permanently]},
             "template": pod,
         },
     }

@@ -14,7 +14,7 @@ _EVICTS = "NoExecute"
 def limit_wait_for_node(pod: Json, seconds: int) -> Json:
     """The pod with a toleration for each taint of a node that is not ready, unless the pod tolerates that taint already.
 
-    NB: without these tolerations, the admission plugin DefaultTolerationSeconds adds its own of 300 s.
+    NB: without these tolerations, the admission plugin DefaultTolerationSeconds adds tolerations of 300 s.
     """
     existing: Any = pod["spec"].get("tolerations", [])
     if not isinstance(existing, list):

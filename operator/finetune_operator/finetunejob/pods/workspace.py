@@ -24,7 +24,8 @@ def workspace_mistakes(spec: FineTuneJobSpec, settings: Settings) -> Iterator[st
     """Yield the mistakes in a spec that includes the defaults of the chart; the schema checks the user's spec alone."""
     server, registry = settings.servers(spec.tracking)
     yield from _find_unreachable_folders(spec, settings)
-    if spec.register_ and (server == DATABRICKS) != (registry == UNITY_CATALOG):
+    is_run_in_workspace, is_model_in_workspace = server == DATABRICKS, registry == UNITY_CATALOG
+    if spec.register_ and is_run_in_workspace != is_model_in_workspace:
         yield (
             f"the run would be tracked at {server or 'no server'} and the model registered at {registry}: set spec.tracking.uri to "
             f"{DATABRICKS} and spec.tracking.registryUri to {UNITY_CATALOG}, or remove both"

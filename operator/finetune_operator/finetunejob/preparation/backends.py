@@ -1,4 +1,4 @@
-"""The backends of preparations, and functions that call the backend of a job, or all of them."""
+"""The backends of preparations, and functions that call the backend of a job, or all backends."""
 
 from __future__ import annotations
 
@@ -66,11 +66,15 @@ def _list_candidates(draft: Draft) -> tuple[Backend, ...]:
 
 def find_custom_kind(kind: str) -> CustomKind | None:
     """The custom kind of this name, if a backend has one."""
-    return next((item for backend in BACKENDS if (item := backend.custom_kind) and item.name == kind), None)
+    custom_kinds = [backend.custom_kind for backend in BACKENDS if backend.custom_kind]
+    return next((item for item in custom_kinds if item.name == kind), None)
 
 
 def list_leftover_kinds(ftj: FineTuneJob) -> tuple[str, ...]:
-    """Return the kinds of children that a finished job may have left, in addition to the kinds that every job has."""
+    """Return the kinds of children that a finished job may have left, in addition to the kinds that every job has.
+
+    Pods are among them, because the FineTuneJob itself controls the driver of a custom object.
+    """
     backend = find_backend(ftj.spec)
     return (backend.custom_kind.name, "Pod") if backend and backend.custom_kind else ()
 

@@ -12,7 +12,7 @@ _CREDENTIAL = re.compile(
     r"(?:^|[.])(?:secret|password|passphrase|(?:access|account|private|secret)[.]key|(?:fixed|session|refresh|access)[.]token)(?:[.]|$)",
     re.IGNORECASE,
 )
-# How the names of other settings about credentials end: the value is the location of a credential, or the way to fetch it.
+# How the names of other settings about credentials end: the value says where a credential is, or how to fetch it.
 _PLACE = re.compile(
     r"[.](?:endpoint|file|path|provider|provider[.]type|type|class|id|enabled|enable)$", re.IGNORECASE
 )
@@ -22,12 +22,15 @@ _REFERENCE = re.compile(r"(?:\$\{env[.]\w+\}|\{\{secrets/[^}]+\}\})")
 
 def find_mistakes(spec: FineTuneJobSpec) -> Iterator[str]:
     """Yield a mistake for each setting of Spark that holds a credential."""
-    spark = spec.prepare.spark if spec.prepare else None
-    for name, value in spark.conf.items() if spark else ():
-        if _CREDENTIAL.search(name) and not _PLACE.search(name) and not _REFERENCE.fullmatch(value):
-            remedy = (
-                "store it in a secret scope, and set the value to {{secrets/scope/key}}"
-                if spark and spark.mode == "Databricks"
-                else "put it into a Secret that spec.pods.prepare.envFrom names, and set the value to ${env.NAME}"
-            )
+    if spec.prepare is None:
+        return
+    spark = spec.prepare.spark
+    remedy = (
+        "store it in a secret scope, and set the value to {{secrets/scope/key}}"
+        if spark.mode == "Databricks"
+        else "put it into a Secret that spec.pods.prepare.envFrom names, and set the value to ${env.NAME}"
+    )
+    for name, value in spark.conf.items():
+        is_about_credential = _CREDENTIAL.search(name) and not _PLACE.search(name)
+        if is_about_credential and not _REFERENCE.fullmatch(value):
             yield f"spec.data.prepare.spark.conf contains a credential in {name}, which anybody who reads the recipe could see: {remedy}"

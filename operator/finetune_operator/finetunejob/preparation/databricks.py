@@ -34,7 +34,7 @@ NO_WHEEL = (
 )
 # As often as a preparation in pods: a first run, and two more after failures that neither the recipe nor the data caused.
 _MAX_FAILURES = 3
-# Problems with the login: nothing can have been submitted with such a login.
+# Problems with the login, with which no run can have been submitted.
 _NO_LOGIN = (
     ConditionReason.CREDENTIALS_MISSING,
     ConditionReason.CREDENTIALS_UNREADABLE,
@@ -60,13 +60,10 @@ class DatabricksBackend(Backend):
                 f"spec.data.prepare.output {preparation.output} is a folder of the pods, which a Databricks run cannot write: use "
                 "s3://bucket/folder"
             )
-        if (
-            spec.model
-            and spec.model.base.startswith("models:/")
-            and not settings.on_databricks(spec.tracking)
-        ):
+        base = spec.model.base if spec.model else ""
+        if base.startswith("models:/") and not settings.on_databricks(spec.tracking):
             yield (
-                f"a Databricks run cannot read the tokenizer of {spec.model.base} from this cluster's MLflow: set "
+                f"a Databricks run cannot read the tokenizer of {base} from this cluster's MLflow: set "
                 "spec.tracking.uri to databricks, or use a model of the Hub"
             )
         yield from _find_unreadable_secrets(spec, settings)
@@ -77,10 +74,8 @@ class DatabricksBackend(Backend):
     def find_obstacles(
         self, spec: FineTuneJobSpec, settings: Settings, namespace: str
     ) -> Iterator[tuple[ConditionReason, str]]:
-        if (
-            submissions.find_named_login(spec, settings) is None
-            and namespace not in settings.databricks_namespaces
-        ):
+        uses_login_of_chart = submissions.find_named_login(spec, settings) is None
+        if uses_login_of_chart and namespace not in settings.databricks_namespaces:
             message = (
                 f"jobs of namespace {namespace} are not allowed to run on Databricks as the service principal that the chart configures: "
                 f"create a FineTuneJob with another name and {_LOGIN}, or add the namespace to databricks.namespaces of the chart"
@@ -90,6 +85,7 @@ class DatabricksBackend(Backend):
             yield ConditionReason.DATABRICKS_NOT_CONFIGURED, NO_WHEEL
 
     def has_begun(self, ftj: FineTuneJob, jobs: Mapping[str, Json]) -> bool:
+        # A run that has not ended needs the finalizer.
         return self.needs_finalizer(ftj.status)
 
     def prepare(self, draft: Draft) -> Outcome:
@@ -109,13 +105,15 @@ class DatabricksBackend(Backend):
             message = f"Databricks run {run.run_id} continues, but the operator cannot read its state: {preparation.problem.message}"
             draft.set(ConditionType.PREPARED, False, preparation.problem.reason, message)
             return Stop
-        if preparation.run is None or not preparation.run.has_ended:
-            _follow(draft, run, preparation.run)
+        reported_run = preparation.run
+        if reported_run is None or not reported_run.has_ended:
+            _follow(draft, run, reported_run)
             return Stop
-        return _handle_end(draft, run, preparation.run)
+        return _handle_end(draft, run, reported_run)
 
     def stop(self, draft: Draft) -> str | None:
         run, preparation = draft.status.databricks_run, draft.observed.preparation
+        reported_run = preparation.run if preparation else None
         if run is None or run.state in ENDED:
             return None
         if run.run_id is None:
@@ -126,14 +124,14 @@ class DatabricksBackend(Backend):
             draft.actions.append(CancelRun(submissions.build_run_name(draft)))
             draft.requeue_after(0.0)
             return "waiting for Databricks, where a run of this job may exist"
-        if preparation and preparation.run and preparation.run.has_ended:
-            draft.update(databricks_run=run.model_copy(update={"state": preparation.run.word}))
+        if reported_run and reported_run.has_ended:
+            draft.update(databricks_run=run.model_copy(update={"state": reported_run.word}))
             return None
         draft.requeue_after(draft.settings.poll_seconds)
         draft.update(databricks_run=run.model_copy(update={"state": "Canceling"}))
         if preparation and preparation.problem:
             return f"waiting for Databricks, to cancel run {run.run_id}: {preparation.problem.message}"
-        if preparation and preparation.run and preparation.run.word != "Canceling":
+        if reported_run and reported_run.word != "Canceling":
             draft.actions.append(CancelRun(submissions.build_run_name(draft), run.run_id))
         return f"waiting for {_describe_run(run)} to end after its cancellation"
 
@@ -142,12 +140,8 @@ class DatabricksBackend(Backend):
         return run is not None and run.state not in ENDED
 
     def release(self, draft: Draft) -> None:
-        preparation = draft.observed.preparation
-        if (
-            preparation
-            and preparation.problem
-            and preparation.problem.reason == ConditionReason.CREDENTIALS_MISSING
-        ):
+        problem = draft.observed.preparation.problem if draft.observed.preparation else None
+        if problem and problem.reason == ConditionReason.CREDENTIALS_MISSING:
             # NB: the Secret cannot be created again in a namespace that is being deleted.
             draft.finalizer = False
             return
@@ -155,9 +149,7 @@ class DatabricksBackend(Backend):
         if waiting is None:
             draft.finalizer = False
             return
-        reason = (
-            preparation.problem.reason if preparation and preparation.problem else ConditionReason.PREPARING
-        )
+        reason = problem.reason if problem else ConditionReason.PREPARING
         message = f"deletion is {waiting}; to delete the job and let the run continue, remove the finalizer {names.RUN_FINALIZER}"
         draft.set(ConditionType.PREPARED, False, reason, message)
 
@@ -170,10 +162,11 @@ class DatabricksBackend(Backend):
         run = decision.status.databricks_run
         if run is None or run.run_id is not None:
             return decision
-        state: RunState = (
-            "Pending" if any(isinstance(item, SubmitRun) for item in decision.actions) else "Canceling"
-        )
-        after = run.model_copy(update={"run_id": run_id, "state": state if run_id else "Canceled"})
+        state: RunState = "Canceled"
+        if run_id:
+            was_submitted = any(isinstance(item, SubmitRun) for item in decision.actions)
+            state = "Pending" if was_submitted else "Canceling"
+        after = run.model_copy(update={"run_id": run_id, "state": state})
         return replace(decision, status=decision.status.model_copy(update={"databricks_run": after}))
 
     def record_refusal(self, status: FineTuneJobStatus) -> FineTuneJobStatus:
@@ -202,12 +195,15 @@ def _find_unreadable_secrets(spec: FineTuneJobSpec, settings: Settings) -> Itera
 
 
 def find_run_to_follow(ftj: FineTuneJob) -> str | None:
-    """The id of the run to read: one that has not ended, or whose result is not in the status; None if there is none."""
+    """The id of the run to read; None if the job has no run, or if its run has ended and the status has what it left."""
     run = ftj.status.databricks_run
     if run is None or ftj.spec is None or not submissions.find_databricks(ftj.spec):
         return None
-    unread = run.state == "Succeeded" and not ftj.holds(ConditionType.PREPARED) and not ftj.is_finished
-    return run.run_id if unread or run.state not in ENDED else None
+    has_ended = run.state in ENDED
+    is_result_unread = (
+        run.state == "Succeeded" and not ftj.holds(ConditionType.PREPARED) and not ftj.is_finished
+    )
+    return run.run_id if is_result_unread or not has_ended else None
 
 
 def _begin(draft: Draft, before: DatabricksRunStatus | None, *, failures: int, why: str = "") -> None:
@@ -235,19 +231,22 @@ def _submit(draft: Draft) -> None:
 
 
 def _follow(draft: Draft, run: DatabricksRunStatus, reported_run: Run | None) -> None:
-    canceling = run.state == "Canceling"
+    is_being_canceled = run.state == "Canceling"
+    activity = "is being canceled" if is_being_canceled else "was submitted"
     if reported_run:
         # NB: every run ends through TERMINATING, reported as Canceling. The status has Canceling only if the operator canceled the run.
-        state = run.state if reported_run.word == "Canceling" or canceling else reported_run.word
+        keeps_state = is_being_canceled or reported_run.word == "Canceling"
+        state = run.state if keeps_state else reported_run.word
         draft.update(
             databricks_run=run.model_copy(update={"state": state, "url": reported_run.url or run.url})
         )
-    activities = {"Pending": "waits for its compute", "Running": "is running", "Canceling": "is ending"}
-    activity = (
-        "is being canceled"
-        if canceling
-        else activities.get(reported_run.word if reported_run else "", "was submitted")
-    )
+        if not is_being_canceled:
+            activities = {
+                "Pending": "waits for its compute",
+                "Running": "is running",
+                "Canceling": "is ending",
+            }
+            activity = activities.get(reported_run.word, activity)
     link = f"; see {reported_run.url}" if reported_run and reported_run.url else ""
     draft.set(
         ConditionType.PREPARED,
@@ -261,34 +260,28 @@ def _handle_end(draft: Draft, run: DatabricksRunStatus, reported_run: Run) -> Ou
     """Record the result of a run that has ended; without a result, begin another run or fail the job."""
     ended = run.model_copy(update={"state": reported_run.word, "url": reported_run.url or run.url})
     draft.update(databricks_run=ended)
-    termination = reported_run.report.message if reported_run.report else None
+    report = reported_run.report
+    termination = report.message if report else None
+    error = termination.error if termination else None
     if reported_run.word == "Succeeded" and termination and termination.prep:
         result.record_result(draft, termination.prep)
         return Continue
     if reported_run.word == "Canceled":
         _handle_canceled(draft, run, ended)
-    elif (
-        reported_run.report
-        and termination
-        and termination.error
-        and reported_run.report.exit_code in pod_state.REASON_OF_EXIT
-    ):
-        _record_failure(
-            draft, run, termination.error.reason, termination.error.message, reported_run.report.exit_code
-        )
+    elif report and error and report.exit_code in pod_state.REASON_OF_EXIT:
+        _record_failure(draft, run, error.reason, error.message, report.exit_code)
         _fail(
             draft,
-            pod_state.REASON_OF_EXIT[reported_run.report.exit_code],
-            f"preparation failed in {_describe_run(ended)}: {termination.error.message}",
+            pod_state.REASON_OF_EXIT[report.exit_code],
+            f"preparation failed in {_describe_run(ended)}: {error.message}",
         )
     else:
-        error = termination.error if termination else None
-        missing = (
-            f"it wrote no report to {submissions.find_folder(draft.ftj)}"
-            if reported_run.word == "Succeeded"
-            else reported_run.message
-        )
-        message = error.message if error else missing or "it gave no reason"
+        if error:
+            message = error.message
+        elif reported_run.word == "Succeeded":
+            message = f"it wrote no report to {submissions.find_folder(draft.ftj)}"
+        else:
+            message = reported_run.message or "it gave no reason"
         _record_failure(draft, run, error.reason if error else "RunFailed", message, None)
         _retry(draft, ended, message, is_final=reported_run.is_final)
     return Stop
@@ -296,7 +289,8 @@ def _handle_end(draft: Draft, run: DatabricksRunStatus, reported_run: Run) -> Ou
 
 def _handle_canceled(draft: Draft, before: DatabricksRunStatus, ended: DatabricksRunStatus) -> None:
     if before.state == "Canceling":
-        # The operator canceled it for a suspension that is over. The next pass begins a run, unless another job prepares the same data.
+        # The operator canceled the run because of a suspension, which is over. The next pass begins another run, unless another job
+        # prepares the same data.
         draft.requeue_after(0.0)
         return
     message = (

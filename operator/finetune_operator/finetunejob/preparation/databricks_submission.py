@@ -1,4 +1,4 @@
-"""The Databricks run of a preparation: its request, its login and its files."""
+"""The Databricks run of a preparation: the request to submit it, its login, and its folder."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def find_login(ftj: FineTuneJob, settings: Settings) -> LocalReference | None:
 
 
 def find_named_login(spec: FineTuneJobSpec, settings: Settings) -> LocalReference | None:
-    """Return the Secret that a spec names. It becomes required: if an optional Secret did not exist, the run would use the chart's login."""
+    """Return the Secret that a spec names, always as required: without an optional Secret, the run would use the chart's login."""
     databricks, tracking = find_databricks(spec), spec.tracking
     secret = databricks.secret_ref if databricks else None
     if secret is None and settings.on_databricks(tracking):
@@ -35,7 +35,8 @@ def find_named_login(spec: FineTuneJobSpec, settings: Settings) -> LocalReferenc
 
 def find_folder(ftj: FineTuneJob) -> str:
     """The folder of the current run in the volume."""
-    run, databricks = ftj.status.databricks_run, find_databricks(ftj.spec) if ftj.spec else None
+    run = ftj.status.databricks_run
+    databricks = find_databricks(ftj.spec) if ftj.spec else None
     volume = databricks.volume if databricks else ""
     return f"{volume}/jobs/{ftj.namespace}-{ftj.name}-{ftj.uid[:8]}/{run.attempt if run else 1}"
 
@@ -50,11 +51,12 @@ def build_submission(draft: Draft) -> Submission:
     if databricks is None or run is None or draft.spec.prepare is None:
         raise ValueError(f"{ftj.key} has no preparation on Databricks")
     recipe, mlflow = _build_recipe(draft), draft.observed.mlflow
+    ftj_with_new_status = replace(ftj, status=draft.status)
     return Submission(
         name=build_run_name(draft),
         token=f"{ftj.uid}-{recipe.digest()}-{run.attempt}",
         volume=databricks.volume,
-        folder=find_folder(replace(ftj, status=draft.status)),
+        folder=find_folder(ftj_with_new_status),
         recipe=recipe.to_yaml(),
         compute=databricks.compute,
         conf=draft.spec.prepare.spark.conf,

@@ -29,14 +29,14 @@ from finetune_operator.finetunejob.pods import health, pod_state, template
 from finetune_operator.template_merge import LOST_WITH_POD, is_below, mounts
 
 # Fields of the prep container that apply only to the driver.
-_OF_THE_DRIVER = frozenset(
+_DRIVER_FIELDS = frozenset(
     {"args", "resources", "ports", "livenessProbe", "readinessProbe", "startupProbe", "lifecycle"}
 )
 # The containers of drivers: in the prep pod, and in a pod that spark-submit creates.
 _DRIVERS = (names.PREP_CONTAINER, contract.APPLICATION_DRIVER_CONTAINER)
 # How long a driver takes to create its executors.
 _CREATION_TIMEOUT = timedelta(seconds=20)
-# Spark numbers executors from 1. If it has created this many more than desired, they end one after the other.
+# Spark numbers executors from 1 and replaces those that end. After this many replacements without a running executor, the job reports it.
 _MAX_REPLACED = 5
 # Linux limits a variable to 128 KiB (MAX_ARG_STRLEN). The rest is for what the operator adds to a template.
 _MAX_TEMPLATE_BYTES = 100_000
@@ -49,8 +49,8 @@ def count_executors(spec: FineTuneJobSpec) -> int:
 
 def find_driver_account(spec: FineTuneJobSpec) -> str:
     """The ServiceAccount of the driver."""
-    pod = (spec.pods.prepare.template or {}).get("spec")
-    account_name = pod.get("serviceAccountName") if isinstance(pod, dict) else None
+    pod_spec = (spec.pods.prepare.template or {}).get("spec")
+    account_name = pod_spec.get("serviceAccountName") if isinstance(pod_spec, dict) else None
     return account_name if isinstance(account_name, str) and account_name else names.SPARK_ACCOUNT
 
 
@@ -76,9 +76,9 @@ def build_driver_env(ftj: FineTuneJob, executor: Json) -> list[Json]:
         contract.ENV_DRIVER_HOST: f"{names.prep_name(ftj.name)}.{ftj.namespace}.svc",
         contract.ENV_EXECUTOR_TEMPLATE: _as_value(executor),
     }
-    pod = {"name": contract.ENV_POD_NAME, "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
+    pod_name = {"name": contract.ENV_POD_NAME, "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
     return [
-        pod,
+        pod_name,
         *build_submitted_driver_env(ftj),
         *({"name": name, "value": value} for name, value in values.items()),
     ]
@@ -126,7 +126,7 @@ def as_executor(ftj: FineTuneJob, pod: Json, spec: FineTuneJobSpec) -> Json:
 
 
 def _build_container(container: Json) -> Json:
-    executor_fields = {name: value for name, value in container.items() if name not in _OF_THE_DRIVER}
+    executor_fields = {name: value for name, value in container.items() if name not in _DRIVER_FIELDS}
     executor_mounts = [item for item in container["volumeMounts"] if _name(item) != contract.RECIPE_VOLUME]
     return {
         **executor_fields,
@@ -264,7 +264,8 @@ def report_executors(draft: Draft, drivers: Sequence[Json]) -> None:
     Args:
         drivers: the pod of the driver, if it has not ended.
     """
-    alive, name = [*drivers, *pod_state.alive(draft.observed.executors)], names.prep_name(draft.ftj.name)
+    alive = [*drivers, *pod_state.alive(draft.observed.executors)]
+    name = names.prep_name(draft.ftj.name)
     blockage = health.find_blockage(draft, alive, name, desired=1 + count_executors(draft.spec))
     health.report_blockage(draft, alive, blockage)
     report_crash_loop(draft)
@@ -287,22 +288,23 @@ def describe_progress(draft: Draft) -> str:
     )
 
 
-def find_crash_loop(executor_pods: Sequence[Json], number: int) -> str | None:
+def find_crash_loop(executor_pods: Sequence[Json], desired: int) -> str | None:
     """A sentence about executors that end one after the other before they run; None if they do not.
 
     Args:
-        number: the desired number of executors.
+        desired: the number of executors that should run.
     """
     newest = max((_executor_number(pod) for pod in executor_pods), default=0)
-    if pod_state.count_ready(executor_pods) or newest <= number + _MAX_REPLACED:
+    if pod_state.count_ready(executor_pods) or newest <= desired + _MAX_REPLACED:
         return None
     return (
-        f"Spark has created {newest} executors for {number}, and none runs: executors exit soon after they start; check the image of "
+        f"Spark has created {newest} executors for {desired}, and none runs: executors exit soon after they start; check the image of "
         f"spec.pods.prepare, and whether a NetworkPolicy blocks the driver's ports {contract.SPARK_DRIVER_PORT} and "
         f"{contract.SPARK_BLOCKS_PORT}"
     )
 
 
 def _executor_number(pod: Json) -> int:
+    """The number at the end of an executor's name; 0 without one."""
     _, _, number = pod["metadata"]["name"].rpartition("-")
     return int(number) if number.isdecimal() else 0

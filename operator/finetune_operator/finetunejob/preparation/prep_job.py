@@ -137,6 +137,7 @@ def _follow(draft: Draft, state: step_state.AtWork) -> None:
 
 
 def _finish(draft: Draft, state: step_state.Succeeded) -> Outcome:
+    # If the Job retried, several pods may have a result: use the newest.
     results = [ended.message.prep for ended in state.ends if ended.message and ended.message.prep]
     if results:
         result.record_result(draft, results[-1])

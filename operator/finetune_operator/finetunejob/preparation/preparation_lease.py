@@ -1,7 +1,7 @@
-"""Jobs with the same preparation prepare once: while one of them prepares, the others wait.
+"""The Lease of a preparation: of several jobs with the same preparation, one job prepares the data, and the others wait.
 
-A Lease in their namespace names the job that prepares. That job owns the Lease, so both are deleted together. The Lease is valid only
-while its holder makes progress: another job takes it over from one that failed, is suspended or cannot start its pods. Two jobs that
+The Lease in their namespace names the job that prepares. That job owns the Lease, so both are deleted together. The Lease is valid only
+while its holder makes progress: if the holder failed, is suspended or cannot start its pods, another job takes the Lease. Two jobs that
 prepare at once waste work but do no harm: each commit to the table is atomic, and the second job uses the first commit if it has the
 same rows.
 """
@@ -96,23 +96,21 @@ def _is_progressing(holder: Json, now: datetime) -> bool:
     prepared = conditions.get(ConditionType.PREPARED, {})
     if prepared.get("status") == "True":
         return True
+    if is_being_deleted(holder) or holder["spec"].get("suspend"):
+        return False
     stopped = (ConditionType.FAILED, ConditionType.STALLED)
+    if any(conditions.get(kind, {}).get("status") == "True" for kind in stopped):
+        return False
+    if prepared and prepared["reason"] not in _WORKING_REASONS:
+        return False
     healthy = conditions.get(ConditionType.PODS_HEALTHY, {})
-    return not (
-        is_being_deleted(holder)
-        or holder["spec"].get("suspend")
-        or any(conditions.get(kind, {}).get("status") == "True" for kind in stopped)
-        or (prepared and prepared["reason"] not in _WORKING_REASONS)
-        or (healthy.get("status") == "False" and _is_stuck(healthy, now))
-    )
+    return healthy.get("status") != "False" or not _is_stuck(healthy, now)
 
 
 def _is_stuck(healthy: Json, now: datetime) -> bool:
     """Whether the pods of a holder cannot run without the help of a person, or have lacked resources for too long."""
-    since = datetime.fromisoformat(healthy["lastTransitionTime"])
-    return healthy["reason"] in _STUCK_REASONS or (
-        healthy["reason"] in _SHORTAGE_REASONS and now - since >= _SHORTAGE_TIMEOUT
-    )
+    reason, since = healthy["reason"], datetime.fromisoformat(healthy["lastTransitionTime"])
+    return reason in _STUCK_REASONS or (reason in _SHORTAGE_REASONS and now - since >= _SHORTAGE_TIMEOUT)
 
 
 def _true_since(holder: Json, kind: ConditionType) -> datetime | None:

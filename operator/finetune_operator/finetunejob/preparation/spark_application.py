@@ -142,8 +142,11 @@ class SparkApplicationBackend(Backend):
         if applications is None:
             return None
         if applications.problem:
-            is_gone = status is None or applications.problem.reason == ConditionReason.SPARK_OPERATOR_MISSING
-            return None if is_gone else applications.problem.message
+            # Without the kind, no SparkApplication exists.
+            nothing_runs = (
+                status is None or applications.problem.reason == ConditionReason.SPARK_OPERATOR_MISSING
+            )
+            return None if nothing_runs else applications.problem.message
         waits_for = _stop(draft, applications)
         if waits_for:
             draft.requeue_after(draft.settings.poll_seconds)
@@ -183,23 +186,23 @@ def _is_lost(application: Json) -> bool:
 
 def _begin(draft: Draft, applications: CustomChildren, *, failures: int, why: str = "") -> None:
     """Create the next SparkApplication, when nothing of an earlier one runs: two at once would write the same table."""
-    status = draft.ftj.status.spark_application
+    status = draft.status.spark_application
     attempt = status.attempt + 1 if status else 1
     name = names.application_name(draft.ftj.name, attempt)
-    # If an interrupted pass has created the SparkApplication, nothing has to be waited for.
-    if name not in applications.by_name and (
-        pending_run.wait_for_run(draft)
-        or driver_pod.wait_for_correction(draft, _find_pod_mistakes(draft.spec))
-    ):
+    # An interrupted pass may have created the SparkApplication: then the run and the pods need no check.
+    exists = name in applications.by_name
+    if not exists and pending_run.wait_for_run(draft):
+        return
+    if not exists and driver_pod.wait_for_correction(draft, _find_pod_mistakes(draft.spec)):
         return
     if preparation_lease.wait_for_lease(draft):
         return
     draft.record_start()
-    waits_for = _stop(draft, applications, but=name)
+    waits_for = _stop(draft, applications, except_name=name)
     if waits_for:
         _report_progress(draft, f"{why}the preparation waits for {waits_for} to stop")
         return
-    if name not in applications.by_name:
+    if not exists:
         health.forget_refusal(draft)
         draft.apply += [driver_pod.build_recipe(draft), _build_application(draft, name)]
     draft.update(
@@ -221,7 +224,7 @@ def _follow(
     driver = _driver(applications, status)
     for pod in pod_state.alive(applications.pods):
         if pod not in driver:
-            # NB: the spark-submit of an earlier attempt may create a driver late, which would delete the executors of the current one.
+            # NB: the spark-submit of an earlier attempt may create its driver late, and that driver would delete the current executors.
             draft.remove(pod, "Pod")
     alive = pod_state.alive(driver)
     executors.report_executors(draft, alive)
@@ -237,12 +240,11 @@ def _follow(
             draft, f"{running}; kubectl logs {names.driver_name(status.name)} shows its progress"
         )
     else:
-        doing = _STATE_DESCRIPTIONS.get(status.state, f"is {status.state}")
-        why = _error(application)
+        activity = _STATE_DESCRIPTIONS.get(status.state, f"is {status.state}")
+        error = _error(application)
+        cause = f" ({error})" if error else ""
         pulling = health.describe_image_pull(draft, alive) if status.state == "Submitted" else ""
-        _report_progress(
-            draft, f"SparkApplication {status.name} {doing}{f' ({why})' if why else ''}{pulling}"
-        )
+        _report_progress(draft, f"SparkApplication {status.name} {activity}{cause}{pulling}")
 
 
 def _describe_wait(draft: Draft, name: str, application: Json) -> str:
@@ -261,7 +263,7 @@ def _complete(
     status: SparkApplicationStatus,
     application: Json,
 ) -> Outcome:
-    """Record the result of a completed SparkApplication. If it is lost, begin another one."""
+    """Record the result of a completed SparkApplication. If the result is lost, begin another SparkApplication."""
     succeeded = [
         ended for ended in pod_state.exits(_driver(applications, status), _CONTAINER) if ended.code == 0
     ]
@@ -338,7 +340,7 @@ def _error(application: Json) -> str:
 
 
 def _driver(applications: CustomChildren, status: SparkApplicationStatus) -> list[Json]:
-    """The pod of the driver, if it exists."""
+    """The pod of the driver, as a list; empty if it does not exist."""
     return [pod for pod in applications.pods if pod["metadata"]["name"] == names.driver_name(status.name)]
 
 
@@ -357,8 +359,8 @@ def _may_come_late(draft: Draft) -> bool:
     return ended is not None and draft.now - ended < 2 * _OPERATOR_TIMEOUT
 
 
-def _stop(draft: Draft, applications: CustomChildren, *, but: str = "") -> str | None:
-    """Delete what has not ended, except SparkApplication `but` and its driver; return what to wait for, or None.
+def _stop(draft: Draft, applications: CustomChildren, *, except_name: str = "") -> str | None:
+    """Delete what has not ended, except SparkApplication `except_name` and its driver; return what to wait for, or None.
 
     This applies to SparkApplications and to drivers, but not to a driver that is lost with its node.
 
@@ -367,12 +369,12 @@ def _stop(draft: Draft, applications: CustomChildren, *, but: str = "") -> str |
     running = {
         name: body
         for name, body in applications.by_name.items()
-        if name != but and (is_being_deleted(body) or state_of(body) not in (_COMPLETED, _FAILED))
+        if name != except_name and (is_being_deleted(body) or state_of(body) not in (_COMPLETED, _FAILED))
     }
     drivers = [
         pod
         for pod in pod_state.alive(applications.pods)
-        if pod["metadata"]["name"] != names.driver_name(but) and not is_lost(pod, draft.now)
+        if pod["metadata"]["name"] != names.driver_name(except_name) and not is_lost(pod, draft.now)
     ]
     for body in running.values():
         draft.remove(body, _KIND.name)

@@ -102,14 +102,12 @@ def _cores(container: Json) -> Json:
 
 
 def _amounts(container: Json) -> dict[str, Json]:
-    """The requests and limits of a container. NB: the API server has not validated it."""
+    """The amounts of a container by resource, for each of `requests` and `limits`. NB: the API server has not validated them."""
     resources = container.get("resources")
     if not isinstance(resources, dict):
-        resources = {}
-    return {
-        kind: amounts if isinstance(amounts := resources.get(kind), dict) else {}
-        for kind in ("requests", "limits")
-    }
+        return {"requests": {}, "limits": {}}
+    amounts_by_kind = {kind: resources.get(kind) for kind in ("requests", "limits")}
+    return {kind: amounts if isinstance(amounts, dict) else {} for kind, amounts in amounts_by_kind.items()}
 
 
 def _driver_template(ftj: FineTuneJob, pod: Json) -> Json:
@@ -129,7 +127,7 @@ def _executor_template(pod: Json) -> Json:
 
 
 def _rename_container(pod: Json, name: str, new_name: str) -> Json:
-    """The template with its main container under the name that spark-submit expects."""
+    """The template with its main container under the name that spark-submit expects, and of its metadata the labels and annotations."""
     meta = {key: value for key, value in pod["metadata"].items() if key in ("labels", "annotations")}
     return {
         "metadata": meta,
@@ -144,12 +142,12 @@ def _rename_container(pod: Json, name: str, new_name: str) -> Json:
 
 
 def _strip_submit_fields(container: Json, name: str) -> Json:
-    """The container without what spark-submit writes: arguments, cores and memory."""
+    """The container with another name and without what spark-submit writes: arguments, cores and memory. A driver gets its command."""
     fields = {key: value for key, value in container.items() if key not in ("args", "resources")}
-    resources = {
-        kind: remaining
+    other_amounts = {
+        kind: {key: value for key, value in amounts.items() if key not in _BY_SPARK}
         for kind, amounts in _amounts(container).items()
-        if (remaining := {key: value for key, value in amounts.items() if key not in _BY_SPARK})
     }
+    resources = {kind: amounts for kind, amounts in other_amounts.items() if amounts}
     command = {"command": [contract.DRIVER_COMMAND]} if name == contract.APPLICATION_DRIVER_CONTAINER else {}
     return {**fields, "name": name, **command, **({"resources": resources} if resources else {})}
