@@ -21,7 +21,7 @@ def on_event(store: Store, queue: WorkQueue, event_type: str | None, body: Json)
 
 
 def on_child(store: Store, queue: WorkQueue, kind: str, event_type: str | None, body: Json) -> None:
-    """Store a child of a kind that a watch delivers, and queue a pass over the FineTuneJob that its label names.
+    """Store a child that a watch delivers, and queue a pass over the FineTuneJob that its label names.
 
     An object without an owner is no child, and a state that the operator itself wrote is no news: neither causes a pass.
     """

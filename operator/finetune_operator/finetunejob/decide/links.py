@@ -69,10 +69,13 @@ def _model_page(draft: Draft) -> str | None:
     if model is None or model.name is None or model.version is None:
         return None
     if draft.settings.on_databricks(draft.spec.tracking):
+        # The page of the run begins with the address of the workspace.
         run_url = (draft.status.mlflow.url if draft.status.mlflow else None) or ""
-        workspace, separator, _ = run_url.partition(_WORKSPACE_RUNS)
+        if _WORKSPACE_RUNS not in run_url:
+            return None
+        workspace, _, _ = run_url.partition(_WORKSPACE_RUNS)
         path = "/".join(quote(part, safe="") for part in model.name.split("."))
-        return f"{workspace}/explore/data/models/{path}/version/{model.version}" if separator else None
+        return f"{workspace}/explore/data/models/{path}/version/{model.version}"
     page = registry_page(draft.settings, draft.spec.tracking)
     if page is None:
         return None

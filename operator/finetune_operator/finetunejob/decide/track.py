@@ -78,6 +78,7 @@ def track(draft: Draft) -> Outcome:
     draft.poll()
     mlflow = draft.observed.mlflow
     if mlflow is None:
+        # MLflow was not read since the status was written: keep the condition.
         return Continue
     if mlflow.problem:
         draft.set(ConditionType.TRACKED, False, mlflow.problem.reason, mlflow.problem.message)

@@ -47,10 +47,10 @@ def record_usage(draft: Draft, *, final: bool) -> None:
     Args:
         final: the job has just ended: count running pods until now.
     """
-    present = {item["metadata"]["uid"] for item in draft.observed.jobs.values()}
+    job_uids = {item["metadata"]["uid"] for item in draft.observed.jobs.values()}
     gpu_resource = device.configured_resource(draft.ftj)
     after = add_usage(
-        draft.status.usage, draft.observed.pods, present, at=draft.now, final=final, resource=gpu_resource
+        draft.status.usage, draft.observed.pods, job_uids, at=draft.now, final=final, resource=gpu_resource
     )
     if after != draft.status.usage:
         draft.update(usage=after)
@@ -59,7 +59,7 @@ def record_usage(draft: Draft, *, final: bool) -> None:
 def add_usage(
     before: Usage | None,
     pods: Sequence[Json],
-    present: set[str],
+    job_uids: set[str],
     *,
     at: datetime,
     final: bool,
@@ -69,7 +69,7 @@ def add_usage(
 
     Args:
         pods: the pods that exist, and failed pods that no longer exist.
-        present: uids of the batch Jobs that exist.
+        job_uids: uids of the batch Jobs that exist.
         at: the current time.
         final: count running pods until `at`; otherwise in whole steps since the first pod of their Job started.
         resource: name of a GPU resource, in addition to the well-known names.
@@ -90,7 +90,7 @@ def add_usage(
             entries[uid] = entry
     if not entries:
         return None
-    jobs = _fold_ended_jobs([*entries.values()], present | set(pods_by_job))
+    jobs = _fold_ended_jobs([*entries.values()], job_uids | set(pods_by_job))
     return Usage(
         pod_hours=round(sum(item.pod_seconds for item in jobs) / _HOUR, 2),
         gpu_hours=round(sum(item.gpu_seconds for item in jobs) / _HOUR, 2),

@@ -70,7 +70,7 @@ class ReadPace:
 
     @classmethod
     def of(cls, settings: Settings, clock: Callable[[], float], wake: Callable[[str], None]) -> ReadPace:
-        """The pace for an installation. NB: half of the threads stay free for writes."""
+        """The pace for an installation. NB: there are twice as many threads as workers, so half of them stay free for writes."""
         return cls(clock, wake, ReadLimits.of_threads(settings.workers))
 
     async def has_ended_soon(self, server: Hashable, read: asyncio.Task[None]) -> bool:

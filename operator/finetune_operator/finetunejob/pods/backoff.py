@@ -63,8 +63,8 @@ def wait_seconds(idle: int) -> int:
     """Seconds before a restart, by the number of `idle_restarts`: 0, then 10, 20, 40 and so on up to 300."""
     if not idle:
         return 0
-    doublings = min(idle - 1, _MAX_DOUBLINGS)
-    return min(_FIRST_SECONDS * 2**doublings, _MAX_SECONDS)
+    seconds: int = _FIRST_SECONDS * 2 ** min(idle - 1, _MAX_DOUBLINGS)
+    return min(seconds, _MAX_SECONDS)
 
 
 def run_seconds(job: Json, now: datetime) -> float:

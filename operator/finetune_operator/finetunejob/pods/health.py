@@ -17,14 +17,14 @@ from finetune_operator.finetunejob.pods import pod_state
 
 _PULL_REASONS = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"})
 _CONFIG_REASONS = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
-# Events of cluster-autoscaler and of Karpenter: a node is being added for the pod.
-_NODE_COMES = frozenset({"TriggeredScaleUp", "Nominated"})
-# Event of cluster-autoscaler: no node will be added for the pod.
-_NO_NODE_COMES = frozenset({"NotTriggerScaleUp"})
+# Events, by their reasons, of cluster-autoscaler and of Karpenter: a node is being added for the pod.
+_SCALE_UP_EVENTS = frozenset({"TriggeredScaleUp", "Nominated"})
+# Events of cluster-autoscaler: no node will be added for the pod.
+_NO_SCALE_UP_EVENTS = frozenset({"NotTriggerScaleUp"})
 # Events of the kubelet and of the attach-detach controller: a volume is missing.
-_VOLUME_FAILED = frozenset({"FailedMount", "FailedAttachVolume", "FailedMapVolume"})
-# Event of the kubelet: the pod has no sandbox, and so no network.
-_SANDBOX_FAILED = frozenset({"FailedCreatePodSandBox"})
+_VOLUME_EVENTS = frozenset({"FailedMount", "FailedAttachVolume", "FailedMapVolume"})
+# Events of the kubelet: the pod has no sandbox, and so no network.
+_SANDBOX_EVENTS = frozenset({"FailedCreatePodSandBox"})
 # Removed from messages: each sandbox has a new id, and each change of a message writes the status.
 _SANDBOX_ID = re.compile(r' "?[0-9a-f]{64}"?')
 # In the message of the attach-detach controller: a ReadWriteOnce volume is still attached to another node.
@@ -176,8 +176,8 @@ def _explain_missing_node(
 ) -> Blockage | None:
     """Explain why a pod has no node; None while an autoscaler may not have noticed the pod."""
     name, message = pod["metadata"]["name"], unscheduled.get("message", "").rstrip(".")
-    last = _last_event(events, _NODE_COMES | _NO_NODE_COMES)
-    if last and last.reason in _NODE_COMES and now - last.at < _NODE_TIMEOUT:
+    last = _last_event(events, _SCALE_UP_EVENTS | _NO_SCALE_UP_EVENTS)
+    if last and last.reason in _SCALE_UP_EVENTS and now - last.at < _NODE_TIMEOUT:
         return Blockage(
             ConditionReason.SCALING_UP, f"pod {name} waits for a node that is being added: {last.message}"
         )
@@ -189,7 +189,7 @@ def _explain_missing_node(
     since = unscheduled.get("lastTransitionTime")
     if since and now - datetime.fromisoformat(since) < _AUTOSCALER_TIMEOUT:
         return None
-    declined = f"; {last.message}" if last and last.reason in _NO_NODE_COMES else ""
+    declined = f"; {last.message}" if last and last.reason in _NO_SCALE_UP_EVENTS else ""
     return Blockage(ConditionReason.UNSCHEDULABLE, f"pod {name} cannot be scheduled: {message}{declined}")
 
 
@@ -213,11 +213,11 @@ def _find_waiting_container(pod: Json) -> Blockage | None:
 
 def _find_failed_event(pod: Json, events: Sequence[PodEvent]) -> Blockage | None:
     """Describe the volume or the sandbox that a pod with a node waits for, which only Events report; None if it waits for neither."""
-    last = _last_event(events, _VOLUME_FAILED | _SANDBOX_FAILED | _CONTAINER_EVENTS)
+    last = _last_event(events, _VOLUME_EVENTS | _SANDBOX_EVENTS | _CONTAINER_EVENTS)
     if not is_pending_on_node(pod) or last is None:
         return None
     where = pod_state.describe_pods([pod])
-    if last.reason in _VOLUME_FAILED:
+    if last.reason in _VOLUME_EVENTS:
         remedy = (
             "; if that node is lost, delete it or give it the taint node.kubernetes.io/out-of-service"
             if _STILL_ATTACHED in last.message
@@ -226,7 +226,7 @@ def _find_failed_event(pod: Json, events: Sequence[PodEvent]) -> Blockage | None
         return Blockage(
             ConditionReason.VOLUME_NOT_READY, f"{where} waits for a volume: {last.message}{remedy}"
         )
-    if last.reason in _SANDBOX_FAILED:
+    if last.reason in _SANDBOX_EVENTS:
         cause = _SANDBOX_ID.sub("", last.message)
         remedy = "check the network plugin and the container runtime of the node"
         return Blockage(ConditionReason.SANDBOX_FAILED, f"{where} cannot start: {cause}: {remedy}")

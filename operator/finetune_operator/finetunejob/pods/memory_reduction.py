@@ -1,4 +1,4 @@
-"""After an attempt of the built-in loop that ran out of memory, the next one uses less.
+"""Reduces the memory that the built-in loop uses, after an attempt that ran out of memory.
 
 First, a rank splits a step into more passes of fewer sequences each: the sequences of a step, and the steps of the run, stay the same.
 Next, it recomputes activations. If a training on GPUs runs out of host memory instead, it saves checkpoints synchronously: an

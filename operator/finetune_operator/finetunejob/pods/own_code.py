@@ -113,10 +113,12 @@ def _build_checkout(draft: Draft, code: Code, pod: Json) -> Json:
     git, resolved = code.git, draft.status.code
     commit = resolved.commit if resolved else ""
     reference = git.secret_ref if git else None
-    login = [
-        _from_secret(contract.ENV_GIT_USERNAME, reference.name, "username", optional=True),
-        _from_secret(contract.ENV_GIT_PASSWORD, reference.name, "password", optional=reference.optional),
-    ] if reference else []  # fmt: skip
+    login = []
+    if reference:
+        login = [
+            _from_secret(contract.ENV_GIT_USERNAME, reference.name, "username", optional=True),
+            _from_secret(contract.ENV_GIT_PASSWORD, reference.name, "password", optional=reference.optional),
+        ]
     copied_fields = template.init_container_fields(pod, names.TRAINER_CONTAINER, is_product_image=True)
     init_container: Json = {
         "name": names.CHECKOUT_CONTAINER,

@@ -1,4 +1,4 @@
-"""Begins the attempt after one that could not start, because a server did not answer, with one pod; the others follow it.
+"""Begins an attempt with one pod, if the previous attempt failed because a server did not answer; the other pods follow.
 
 A gang that waits for a server of code or packages would take all its nodes at each attempt, and release them again. The Job of such
 an attempt begins with a parallelism of 1; when the command of its first pod runs, the Job gets all its pods.

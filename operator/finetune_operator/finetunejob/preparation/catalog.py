@@ -64,7 +64,7 @@ def _catalog_of(spec: FineTuneJobSpec) -> Catalog | None:
 
 def _is_federated(catalog: Catalog, spec: FineTuneJobSpec, settings: Settings) -> bool:
     """Whether the pod logs in to the chart's workspace with its ServiceAccount for the catalog, and not already for tracking."""
-    has_secret = catalog.databricks and catalog.databricks.secret_ref
+    has_secret = catalog.databricks is not None and catalog.databricks.secret_ref is not None
     return catalog.type == "Databricks" and not has_secret and not settings.on_databricks(spec.tracking)
 
 

@@ -91,7 +91,9 @@ class DatabricksBackend(Backend):
     def prepare(self, draft: Draft) -> Outcome:
         run, preparation = draft.status.databricks_run, draft.observed.preparation
         if run is None or run.state in ("Canceled", "Failed"):
-            if not pending_run.wait_for_run(draft) and not preparation_lease.wait_for_lease(draft):
+            # There is no run yet, or the run ended because of a suspension, or during it.
+            has_to_wait = pending_run.wait_for_run(draft) or preparation_lease.wait_for_lease(draft)
+            if not has_to_wait:
                 _begin(draft, run, failures=run.failures if run else 0)
             return Stop
         draft.record_start()
@@ -100,6 +102,7 @@ class DatabricksBackend(Backend):
             _submit(draft)
             return Stop
         if preparation is None:
+            # The run was not read since the status was written: keep the message.
             return Stop
         if preparation.problem:
             message = f"Databricks run {run.run_id} continues, but the operator cannot read its state: {preparation.problem.message}"
@@ -121,6 +124,7 @@ class DatabricksBackend(Backend):
                 # No run is submitted without the finalizer.
                 draft.update(databricks_run=run.model_copy(update={"state": "Canceled"}))
                 return None
+            # A submitted run may exist whose id is not in the status.
             draft.actions.append(CancelRun(submissions.build_run_name(draft)))
             draft.requeue_after(0.0)
             return "waiting for Databricks, where a run of this job may exist"
@@ -195,7 +199,7 @@ def _find_unreadable_secrets(spec: FineTuneJobSpec, settings: Settings) -> Itera
 
 
 def find_run_to_follow(ftj: FineTuneJob) -> str | None:
-    """The id of the run to read; None if the job has no run, or if its run has ended and the status has what it left."""
+    """The id of the run to read; None without a run, or if the run has ended and its result is recorded or not needed."""
     run = ftj.status.databricks_run
     if run is None or ftj.spec is None or not submissions.find_databricks(ftj.spec):
         return None

@@ -184,14 +184,14 @@ def find_unshared_folders(spec: FineTuneJobSpec) -> Iterator[str]:
     data, prepare = spec.data, spec.prepare
     if data is None or prepare is None or not count_executors(spec):
         return
-    shared = mounts(spec.pods.prepare.template, MAIN_CONTAINER, but=LOST_WITH_POD)
+    shared_mounts = mounts(spec.pods.prepare.template, MAIN_CONTAINER, but=LOST_WITH_POD)
     folders = {
         **_list_folders(data.source),
         **_list_evaluation_sets(prepare),
         "data.prepare.output": prepare.output,
     }
     for field, path in folders.items():
-        if path and path.startswith("/") and not any(is_below(path, mount) for mount in shared):
+        if path and path.startswith("/") and not any(is_below(path, mount) for mount in shared_mounts):
             yield (
                 f"{field} {path} is not on a volume that the driver and its executors share: mount a PersistentVolumeClaim there in the "
                 "container main of spec.pods.prepare.template, or create a FineTuneJob with another name and s3://bucket/folder"

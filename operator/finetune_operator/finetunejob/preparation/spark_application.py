@@ -66,6 +66,7 @@ _OUT_OF_MEMORY = (
 )
 # The length of a state in the schema of the status.
 _MAX_STATE_CHARS = 64
+_MAX_ERROR_CHARS = 500
 
 
 _KIND = CustomKind(
@@ -106,48 +107,44 @@ class SparkApplicationBackend(Backend):
 
     def prepare(self, draft: Draft) -> Outcome:
         draft.requeue_after(draft.settings.poll_seconds)
-        applications = draft.observed.custom_children or CustomChildren()
+        children = draft.observed.custom_children or CustomChildren()
         status = draft.status.spark_application
-        if applications.problem:
-            draft.set(
-                ConditionType.PREPARED, False, applications.problem.reason, applications.problem.message
-            )
+        if children.problem:
+            draft.set(ConditionType.PREPARED, False, children.problem.reason, children.problem.message)
             return Stop
-        application = applications.by_name.get(status.name) if status else None
+        application = children.by_name.get(status.name) if status else None
         if status is None or application is None or _is_lost(application):
-            _begin(draft, applications, failures=status.failures if status else 0)
+            _begin(draft, children, failures=status.failures if status else 0)
             return Stop
         draft.record_start()
         status = status.model_copy(update={"state": state_of(application)})
         draft.update(spark_application=status)
         if status.state == _COMPLETED:
-            return _complete(draft, applications, status, application)
-        loss = pod_state.find_loss(_driver(applications, status), draft.now, attempt=0)
+            return _complete(draft, children, status, application)
+        loss = pod_state.find_loss(_driver(children, status), draft.now, attempt=0)
         if loss:
             draft.update(last_failure=loss)
-            _begin(draft, applications, failures=status.failures, why=f"{loss.message}; ")
+            _begin(draft, children, failures=status.failures, why=f"{loss.message}; ")
         elif status.state == _FAILED:
-            _fail(draft, applications, status, application)
+            _fail(draft, children, status, application)
         elif status.state in _RERUN_STATES:
             draft.remove(application, _KIND.name)
             _report_progress(draft, f"SparkApplication {status.name} was changed and is being replaced")
         else:
             config_map = ("ConfigMap", names.prep_name(draft.ftj.name))
             restore_companions(draft, [config_map], lambda: [driver_pod.build_recipe(draft)])
-            _follow(draft, applications, status, application)
+            _follow(draft, children, status, application)
         return Stop
 
     def stop(self, draft: Draft) -> str | None:
-        applications, status = draft.observed.custom_children, draft.status.spark_application
-        if applications is None:
+        children, status = draft.observed.custom_children, draft.status.spark_application
+        if children is None:
             return None
-        if applications.problem:
+        if children.problem:
             # Without the kind, no SparkApplication exists.
-            nothing_runs = (
-                status is None or applications.problem.reason == ConditionReason.SPARK_OPERATOR_MISSING
-            )
-            return None if nothing_runs else applications.problem.message
-        waits_for = _stop(draft, applications)
+            nothing_runs = status is None or children.problem.reason == ConditionReason.SPARK_OPERATOR_MISSING
+            return None if nothing_runs else children.problem.message
+        waits_for = _stop(draft, children)
         if waits_for:
             draft.requeue_after(draft.settings.poll_seconds)
             return f"waiting for {waits_for} to stop"
@@ -157,7 +154,7 @@ class SparkApplicationBackend(Backend):
                 draft.requeue_after(draft.settings.poll_seconds)
                 return None
             # A SparkApplication that remains has ended by itself. Its result is read when the job is resumed.
-            application = applications.by_name.get(status.name)
+            application = children.by_name.get(status.name)
             after = state_of(application) if application else _DELETED
             draft.update(spark_application=status.model_copy(update={"state": after}))
         return None
@@ -184,13 +181,13 @@ def _is_lost(application: Json) -> bool:
     return is_being_deleted(application) and state_of(application) != _COMPLETED
 
 
-def _begin(draft: Draft, applications: CustomChildren, *, failures: int, why: str = "") -> None:
+def _begin(draft: Draft, children: CustomChildren, *, failures: int, why: str = "") -> None:
     """Create the next SparkApplication, when nothing of an earlier one runs: two at once would write the same table."""
     status = draft.status.spark_application
     attempt = status.attempt + 1 if status else 1
     name = names.application_name(draft.ftj.name, attempt)
     # An interrupted pass may have created the SparkApplication: then the run and the pods need no check.
-    exists = name in applications.by_name
+    exists = name in children.by_name
     if not exists and pending_run.wait_for_run(draft):
         return
     if not exists and driver_pod.wait_for_correction(draft, _find_pod_mistakes(draft.spec)):
@@ -198,7 +195,7 @@ def _begin(draft: Draft, applications: CustomChildren, *, failures: int, why: st
     if preparation_lease.wait_for_lease(draft):
         return
     draft.record_start()
-    waits_for = _stop(draft, applications, except_name=name)
+    waits_for = _stop(draft, children, except_name=name)
     if waits_for:
         _report_progress(draft, f"{why}the preparation waits for {waits_for} to stop")
         return
@@ -219,10 +216,10 @@ def _build_application(draft: Draft, name: str) -> Json:
 
 
 def _follow(
-    draft: Draft, applications: CustomChildren, status: SparkApplicationStatus, application: Json
+    draft: Draft, children: CustomChildren, status: SparkApplicationStatus, application: Json
 ) -> None:
-    driver = _driver(applications, status)
-    for pod in pod_state.alive(applications.pods):
+    driver = _driver(children, status)
+    for pod in pod_state.alive(children.pods):
         if pod not in driver:
             # NB: the spark-submit of an earlier attempt may create its driver late, and that driver would delete the current executors.
             draft.remove(pod, "Pod")
@@ -259,14 +256,12 @@ def _describe_wait(draft: Draft, name: str, application: Json) -> str:
 
 def _complete(
     draft: Draft,
-    applications: CustomChildren,
+    children: CustomChildren,
     status: SparkApplicationStatus,
     application: Json,
 ) -> Outcome:
     """Record the result of a completed SparkApplication. If the result is lost, begin another SparkApplication."""
-    succeeded = [
-        ended for ended in pod_state.exits(_driver(applications, status), _CONTAINER) if ended.code == 0
-    ]
+    succeeded = [ended for ended in pod_state.exits(_driver(children, status), _CONTAINER) if ended.code == 0]
     results = [ended.message.prep for ended in succeeded if ended.message and ended.message.prep]
     if results:
         result.record_result(draft, results[-1])
@@ -278,18 +273,18 @@ def _complete(
     # The pod and its result no longer exist. A second run finds the version and writes nothing.
     draft.remove(application, _KIND.name)
     why = "the driver's result was lost with its pod: the preparation runs again and finds the version that it wrote; "
-    _begin(draft, applications, failures=status.failures, why=why)
+    _begin(draft, children, failures=status.failures, why=why)
     return Stop
 
 
 def _fail(
     draft: Draft,
-    applications: CustomChildren,
+    children: CustomChildren,
     status: SparkApplicationStatus,
     application: Json,
 ) -> None:
     """Fail the job if the recipe or the data are wrong; otherwise retry, up to a limit."""
-    driver = _driver(applications, status)
+    driver = _driver(children, status)
     failure = _failure(driver, status, application)
     draft.update(last_failure=failure)
     subject = f"SparkApplication {status.name}"
@@ -308,7 +303,8 @@ def _fail(
         message = f"{subject} failed, like the {failures - 1} before it: {failure.message}"
         _give_up(draft, ConditionReason.PREPARATION_FAILED, message)
         return
-    pause = _RETRY_DELAY * 2**status.failures - (draft.now - _creation_time(application))
+    age = draft.now - _creation_time(application)
+    pause = _RETRY_DELAY * 2**status.failures - age
     if pause > timedelta(0):
         # The cause of a rejected submission, such as a full quota or an unavailable webhook, needs time to pass.
         _report_progress(
@@ -316,7 +312,7 @@ def _fail(
             f"{subject} failed ({failure.message}): the next attempt starts in {math.ceil(pause.total_seconds())} s",
         )
         return
-    _begin(draft, applications, failures=failures, why=f"{subject} failed ({failure.message}): ")
+    _begin(draft, children, failures=failures, why=f"{subject} failed ({failure.message}): ")
 
 
 def _failure(driver: list[Json], status: SparkApplicationStatus, application: Json) -> LastFailure:
@@ -336,12 +332,12 @@ def _creation_time(application: Json) -> datetime:
 
 def _error(application: Json) -> str:
     """Return the error that the spark-operator reports; empty if there is none."""
-    return shorten(str(_application_state(application).get("errorMessage") or ""), 500)
+    return shorten(str(_application_state(application).get("errorMessage") or ""), _MAX_ERROR_CHARS)
 
 
-def _driver(applications: CustomChildren, status: SparkApplicationStatus) -> list[Json]:
+def _driver(children: CustomChildren, status: SparkApplicationStatus) -> list[Json]:
     """The pod of the driver, as a list; empty if it does not exist."""
-    return [pod for pod in applications.pods if pod["metadata"]["name"] == names.driver_name(status.name)]
+    return [pod for pod in children.pods if pod["metadata"]["name"] == names.driver_name(status.name)]
 
 
 def _report_progress(draft: Draft, message: str) -> None:
@@ -359,7 +355,7 @@ def _may_come_late(draft: Draft) -> bool:
     return ended is not None and draft.now - ended < 2 * _OPERATOR_TIMEOUT
 
 
-def _stop(draft: Draft, applications: CustomChildren, *, except_name: str = "") -> str | None:
+def _stop(draft: Draft, children: CustomChildren, *, except_name: str = "") -> str | None:
     """Delete what has not ended, except SparkApplication `except_name` and its driver; return what to wait for, or None.
 
     This applies to SparkApplications and to drivers, but not to a driver that is lost with its node.
@@ -368,12 +364,12 @@ def _stop(draft: Draft, applications: CustomChildren, *, except_name: str = "") 
     """
     running = {
         name: body
-        for name, body in applications.by_name.items()
+        for name, body in children.by_name.items()
         if name != except_name and (is_being_deleted(body) or state_of(body) not in (_COMPLETED, _FAILED))
     }
     drivers = [
         pod
-        for pod in pod_state.alive(applications.pods)
+        for pod in pod_state.alive(children.pods)
         if pod["metadata"]["name"] != names.driver_name(except_name) and not is_lost(pod, draft.now)
     ]
     for body in running.values():
