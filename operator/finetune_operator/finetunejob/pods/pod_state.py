@@ -23,6 +23,8 @@ REASON_OF_EXIT = {
 UNEXPLAINED = "Error"
 """The kubelet's reason for a container that ended with a nonzero code, if it knows no other."""
 _NODE_LOST = "NodeLost"
+# The exit code after SIGKILL.
+_SIGKILL_CODE = 137
 # The reason of the condition DisruptionTarget of a pod whose node was deleted (pkg/controller/podgc, 1.37).
 _NODE_DELETED = "DeletionByPodGC"
 
@@ -98,15 +100,15 @@ def describe_lost_pod(pod: Json) -> str:
     )
 
 
-def describe_stale(component: children.ComponentChildren, owner: str = "") -> str:
+def describe_stale(component_children: children.ComponentChildren, owner: str = "") -> str:
     """Describe what a new Job waits for, to follow "waits for": stale pods or, without any, the first stale Job.
 
     Args:
         owner: the attempt that the pods and Jobs belong to, for example " of the previous attempt".
     """
-    pods = component.stale_pods
+    pods = component_children.stale_pods
     if not pods:
-        return f"Job {component.stale_jobs[0]['metadata']['name']}{owner} to stop"
+        return f"Job {component_children.stale_jobs[0]['metadata']['name']}{owner} to stop"
     if len(pods) == 1:
         return f"{describe_pods(pods)}{owner} to stop"
     return f"{len(pods)} pods{owner} to stop: {describe_pods(pods)}"
@@ -132,9 +134,10 @@ def _containers_succeeded(status: Json) -> bool:
     The kubelet reports these exits shortly before the phase Succeeded, or long before if another container keeps running.
     """
     statuses = status.get("containerStatuses") or []
-    main = [item for item in statuses if item["name"] in _MAIN]
-    ended = [item.get("state", {}).get("terminated") or {} for item in main or statuses]
-    return bool(ended) and all(item.get("exitCode") == 0 for item in ended)
+    main_statuses = [item for item in statuses if item["name"] in _MAIN]
+    decisive_statuses = main_statuses or statuses
+    terminated = [item.get("state", {}).get("terminated") or {} for item in decisive_statuses]
+    return bool(terminated) and all(item.get("exitCode") == 0 for item in terminated)
 
 
 def exits(pods: Iterable[Json], container: str) -> list[Exit]:
@@ -169,17 +172,21 @@ def _exit(pod: Json, container: str) -> Exit | None:
             is_outlived=name == container and _is_outlived(status, failed=bool(terminated.get("exitCode"))),
         )
     if status.get("phase") == "Failed":
-        # No container terminated: the node rejected or evicted the pod, or no longer exists. Instead of the exit code, 137 is used, as
-        # after SIGKILL; instead of the end, the start of the pod.
+        # No container terminated: the node rejected or evicted the pod, or no longer exists.
+        reason, text = status.get("reason") or "PodFailed", status.get("message") or ""
+        if node_deleted:
+            reason, text = _NODE_LOST, f"node {_node(pod)} no longer exists"
         return Exit(
             pod=pod["metadata"]["name"],
             container=None,
             node=_node(pod),
             node_rank=children.node_rank(pod),
-            code=137,
-            reason=_NODE_LOST if node_deleted else status.get("reason") or "PodFailed",
+            # There is no exit code: use that of SIGKILL.
+            code=_SIGKILL_CODE,
+            reason=reason,
+            # The end is unknown: use the start.
             finished_at=status.get("startTime") or "",
-            text=f"node {_node(pod)} no longer exists" if node_deleted else status.get("message") or "",
+            text=text,
             evicted=evicted,
         )
     return None
