@@ -26,9 +26,9 @@ from finetune_operator.finetunejob.draft import device
 log = logging.getLogger(__name__)
 
 _FINISHED = ("Succeeded", "Failed")
-# Phases in which a job uses the GPUs that it holds. While a model is registered, its pods end.
+# Phases in which a job uses the GPUs that it holds. In Registering, the training pods end.
 _USING_GPUS = ("Training", "Evaluating", "Registering")
-_MAX_RESTARTS = RunPolicy().max_restarts
+_DEFAULT_MAX_RESTARTS = RunPolicy().max_restarts
 
 
 class JobGauges(NamedTuple):
@@ -123,7 +123,7 @@ def _is_at_restart_limit(body: Json) -> bool:
     """Whether the next failure that counts is final. A job that may never restart has no limit to reach."""
     restarts = (body.get("status") or {}).get("restarts") or 0
     run_policy = (body.get("spec") or {}).get("runPolicy") or {}
-    return restarts > 0 and restarts >= run_policy.get("maxRestarts", _MAX_RESTARTS)
+    return restarts > 0 and restarts >= run_policy.get("maxRestarts", _DEFAULT_MAX_RESTARTS)
 
 
 def _count_phases(phases: Iterable[str], all_phases: Iterable[str]) -> dict[tuple[str, ...], float]:

@@ -1,4 +1,7 @@
-"""Puts FineTuneJobs on the queue when an event concerns them."""
+"""Puts FineTuneJobs on the queue when a watch delivers an event about them or their children.
+
+`event_type` is the type of a watch event; None for an object of the list with which a watch starts.
+"""
 
 from __future__ import annotations
 

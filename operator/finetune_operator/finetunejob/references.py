@@ -20,7 +20,7 @@ def is_unpinned(ftj: FineTuneJob) -> bool:
 def unpinned_aliases(ftj: FineTuneJob) -> dict[str, Aliased]:
     """The aliases whose versions a job lacks, by the field of `status.pinned`.
 
-    A job that has started needs none: its aliases were pinned, or its pods resolved them, as in earlier versions of the operator.
+    A job that has started lacks no version: its aliases were pinned, or its pods resolved them, as in earlier versions of the operator.
     """
     if ftj.spec is None or ftj.is_finished or ftj.deleting or ftj.status.start_time:
         return {}

@@ -149,7 +149,7 @@ def merged_pods(spec: FineTuneJobSpec, defaults: Defaults) -> Pods:
 def _merged(role: Role, spec: FineTuneJobSpec, defaults: Defaults) -> RolePodSettings:
     """Return the settings of a role. Settings of the job take precedence over those of the chart, and settings of the role over `all`.
 
-    Only the number of GPUs in spec.distributed comes between: it overrides `all`, and the job's settings of the role override it.
+    The number of GPUs in spec.distributed overrides `all`, and the job's settings of the role override this number.
     """
     default_pods, job_pods = defaults.pods, spec.pods
     template = _layered(
@@ -165,7 +165,7 @@ def _merged(role: Role, spec: FineTuneJobSpec, defaults: Defaults) -> RolePodSet
 
 
 def _layered(*templates: Json | None) -> Json | None:
-    """Merge templates; each takes precedence over those before it."""
+    """Merge templates; a later template takes precedence."""
     return functools.reduce(merge, templates, {}) or None
 
 
@@ -201,7 +201,7 @@ def _gpus(spec: FineTuneJobSpec) -> Json:
 
 
 def gpu_limit(template: Json | None, resource: str) -> int | None:
-    """The limit of a resource in the main container of a pod template; None if there is none, or it is not a whole number."""
+    """The limit of a resource in the main container of a pod template; None without a limit, or if it is not a whole number."""
     for item in containers(template, MAIN_CONTAINER):
         resources = item.get("resources")
         limits = resources.get("limits") if isinstance(resources, dict) else None

@@ -61,7 +61,7 @@ class Repository:
         raise self._error(ConditionReason.REVISION_NOT_FOUND, f"has no branch or tag {revision}: {remedy}")
 
     async def _fetch_refs(self, revision: str) -> Mapping[str, Ref]:
-        """The existing refs that the revision may stand for, by full name."""
+        """The existing refs that the revision may name, by full name."""
         names = _list_candidates(revision)
         advertisement, listing = Advertisement(names), Listing(names)
         try:
@@ -133,7 +133,7 @@ class Repository:
 
 
 def _list_candidates(revision: str) -> list[str]:
-    """The full names that a revision may stand for, in order of precedence."""
+    """The full names of the refs that a revision may name, in order of precedence."""
     if revision == "HEAD" or revision.startswith("refs/"):
         return [revision]
     return [f"{_HEADS}{revision}", f"{_TAGS}{revision}"]

@@ -3,8 +3,8 @@
 A preparation takes hours, and a correction of spec.pods does not change the pods of an existing Job. Until the data are prepared,
 the check runs once for each generation of the spec. It is repeated after a rejection or an error, since the policies of the API
 server and the defaults of the chart can change while the spec does not. Kueue's queues change too: if a preparation runs
-first, the queue must exist before it starts. A quota does not stop the job: the pods need it only after the preparation, when other
-jobs may have returned it.
+first, the queue must exist before it starts. A full quota does not stop the job: its pods need the quota only after the
+preparation, when other jobs may have ended.
 """
 
 from __future__ import annotations

@@ -33,7 +33,9 @@ def registry_page(settings: Settings, tracking: Tracking) -> str | None:
 def _server_page(settings: Settings, server: str) -> str:
     """Return the address of a server for browsers: the chart's public URL for the chart's server, otherwise the address of the server."""
     is_installation_server = normalize_address(server) == normalize_address(settings.tracking_uri)
-    return (settings.tracking_public_url if is_installation_server else "") or server
+    if is_installation_server and settings.tracking_public_url:
+        return settings.tracking_public_url
+    return server
 
 
 def run_page(

@@ -26,7 +26,7 @@ def pin_versions(draft: Draft) -> Outcome:
         draft.unset(ConditionType.MODELS_FOUND)
         return Continue
     if not draft.ftj.holds(ConditionType.ACCEPTED):
-        # Registries are read for accepted jobs only, so from the next pass on.
+        # Registries are read for accepted jobs only, so for this job from the next pass on.
         draft.requeue_after(SOON_SECONDS)
         return Stop
     has_unread_alias = bool(aliases.keys() - draft.observed.alias_versions.keys())

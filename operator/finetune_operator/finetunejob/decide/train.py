@@ -155,7 +155,7 @@ def _follow(draft: Draft, number: int, state: step_state.AtWork) -> None:
     exits = pod_state.exits(state.pods, gang.CONTAINER)
     has_failed = any(pod_exit.code for pod_exit in exits) or bool(job_condition(state.job, "FailureTarget"))
     if has_failed:
-        # NB: the attempt ends when all pods have stopped, or one of them counts as lost. Until then, the condition keeps its reason.
+        # NB: the attempt ends when all pods have stopped, or a pod counts as lost. Until then, the condition keeps its reason.
         before = draft.condition(ConditionType.TRAINED)
         if before:
             reason = ConditionReason(before.reason)

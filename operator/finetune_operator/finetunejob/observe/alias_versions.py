@@ -52,7 +52,7 @@ class AliasVersionReader:
         )
 
     async def read(self, ftj: FineTuneJob) -> AliasVersions:
-        """The versions as last read, by the field of `status.pinned`; empty if the job needs none, has no server, or no answer yet.
+        """The versions as last read, by the field of `status.pinned`; empty without an alias to resolve, a server, or an answer.
 
         Raises:
             KubeError: the Secret with the credentials could not be read.

@@ -157,7 +157,7 @@ class BackgroundReads(Generic[Answer]):
                 read.add_done_callback(lambda ended: self._wake(ftj, ended))
         outcome = self._find(ftj, question, self.max_age.usable * self._stretch)
         if outcome is None:
-            # The answer that the running read brings is news, even if it is equal to the one that is too old.
+            # The answer of the running read is news, even if it equals the answer that is too old.
             self._outcomes.pop(ftj.uid, None)
             return None
         return self._take(ftj.uid, outcome)

@@ -62,7 +62,7 @@ class DryRunner:
     async def run(self, ftj: FineTuneJob, bodies: Sequence[Json]) -> DryRunAnswer:
         """The API server's answer for a job; after a refusal, the same answer until the delay is over.
 
-        NB: the status of a job without a preparation does not record that its pods were accepted, so each pass of a job that waits asks.
+        NB: the status of a job without a preparation does not record that its pods were accepted, so each pass asks while the job waits.
         """
         accepted = self._accepted.get(ftj.uid)
         if accepted and accepted.generation == ftj.generation:
@@ -87,13 +87,13 @@ class DryRunner:
         return replace(answer, retry_seconds=retry_seconds)
 
     def forget(self, ftj: FineTuneJob) -> None:
-        """Discard the last answer: there is a better one, or the job was deleted."""
+        """Discard the last answer: there is a newer answer, or the job was deleted."""
         self._refusals.forget(ftj.uid)
         self._accepted.pop(ftj.uid, None)
 
 
 async def run_dry_runs(kube: Kube, bodies: Sequence[Json]) -> DryRunAnswer:
-    """Create objects as dry runs, and check that each Job's queue exists. Returns the first refusal."""
+    """Create objects as dry runs, and check that each Job's queue exists. Returns the first problem; without any, that all are accepted."""
     for body in bodies:
         queue_problem = await find_missing_queue(kube, body)
         if queue_problem:
@@ -134,6 +134,7 @@ def _explain_forbidden(body: Json) -> DryRunAnswer:
 
 
 def _explain_refusal(body: Json, error: KubeError) -> DryRunAnswer:
+    """Return the answer for an error: a dry run is not possible, or failed for now; or the quota or something else forbids the object."""
     what = " ".join([body["kind"], body["metadata"].get("name", "")]).strip()
     where = body["metadata"]["namespace"]
     if _UNCHECKED.search(str(error)):

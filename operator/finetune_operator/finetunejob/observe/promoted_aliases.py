@@ -39,9 +39,10 @@ def promoted_aliases(store: Store, settings: Settings, ftj: FineTuneJob) -> dict
 
 
 def _manages_alias(promotion: Json) -> bool:
-    """Whether a promotion manages its alias: not being deleted, accepted, and its registry has answered at least once."""
+    """Whether a promotion manages its alias: it is accepted, is not being deleted, and its registry has answered at least once."""
     status = promotion.get("status") or {}
     states = {item["type"]: item["status"] for item in status.get("conditions") or ()}
-    reached = states.get(ConditionType.REGISTRY_READY) == "True" or status.get("promoted") is not None
-    accepted = states.get(ConditionType.ACCEPTED) == "True"
-    return "deletionTimestamp" not in promotion["metadata"] and accepted and reached
+    is_accepted = states.get(ConditionType.ACCEPTED) == "True"
+    is_being_deleted = "deletionTimestamp" in promotion["metadata"]
+    has_answer = states.get(ConditionType.REGISTRY_READY) == "True" or status.get("promoted") is not None
+    return is_accepted and not is_being_deleted and has_answer

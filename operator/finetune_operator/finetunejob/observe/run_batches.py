@@ -69,7 +69,7 @@ class RunBatches:
     async def _search(
         self, server: Server, batch: _Batch, before: _Batch | None, search: Search
     ) -> Mapping[str, Run]:
-        """Wait for the search before this one and for the interval, then search for the runs that the batch has by then."""
+        """Wait for the previous search and the interval, then search for the runs that the batch has collected meanwhile."""
         if before and before.search:
             await asyncio.wait({before.search})
         await asyncio.sleep(max(self._next_search_at.get(server, 0.0) - self.clock(), 0.0))

@@ -156,7 +156,7 @@ class RunPoller:
             run = await self._batches.find_run(server, run_id, experiment_id, search)
             if run:
                 return run
-        # The run is not recorded, or no longer active: look for it, deleted or not, and for another run of the job.
+        # `find_run` also finds a run that is not recorded in the status, or was deleted.
         tracking = ftj.spec.tracking if ftj.spec else Tracking()
         experiment = names.experiment(ftj.namespace, tracking, on_databricks=tracked.workspace is not None)
         find_run = partial(server.find_run, ftj.uid, experiment, run_id)

@@ -37,7 +37,7 @@ class Attempt:
 
     @property
     def is_fruitful(self) -> bool:
-        """Whether the next attempt may start at once: this one stored a newer checkpoint, or ran for long enough."""
+        """Whether the next attempt may start at once: this attempt stored a newer checkpoint, or ran for long enough."""
         return _is_later(self.step, self.step_before) or self.seconds >= _PROGRESS_SECONDS
 
     @property

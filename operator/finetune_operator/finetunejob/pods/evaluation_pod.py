@@ -107,7 +107,7 @@ def _data(draft: Draft, version: RegisteredVersion) -> Json | str:
 
 
 def _image(draft: Draft) -> str:
-    """Return the first of these images that is set: of spec.pods.evaluate; for a custom command, of spec.pods.train; `_built_in_image`."""
+    """Return the image of spec.pods.evaluate; else, for a custom command, the image of spec.pods.train; else `_built_in_image`."""
     evaluation = evaluation_of(draft)
     training_image = draft.spec.pods.train.image if evaluation.command else None
     return draft.spec.pods.evaluate.image or training_image or _built_in_image(draft)

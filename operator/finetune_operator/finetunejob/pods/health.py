@@ -48,7 +48,7 @@ class Blockage(NamedTuple):
     message: str
 
 
-# When pods have several blockages, the first of these is reported.
+# When pods have several blockages, the first in this order is reported.
 _PRIORITY = (
     ConditionReason.NODE_NOT_READY,
     ConditionReason.UNSCHEDULABLE,
@@ -125,7 +125,7 @@ def _find_pod_blockages(
 ) -> list[Blockage]:
     """The blockages of pods.
 
-    NB: Events are read for only a few of the pods without a node. The pods of a gang are alike, so the Events of the last of these pods
+    NB: Events are read for only a few of the pods without a node. The pods of a gang are alike, so the Events of one such pod, the last,
     also explain the pods whose Events are not read.
 
     Args:

@@ -206,7 +206,7 @@ def install(requirements: list[str], folder: Path = FOLDER) -> None:
 
 
 def _torch_constraint(requirements: list[str]) -> str:
-    """A constraint that keeps the image's torch, which fits the driver and other packages; empty if there is none, or a requirement names it."""
+    """A constraint that keeps the torch of the image, which fits the driver; empty if the image has no torch, or a requirement names torch."""
     names = {re.split(r"[^A-Za-z0-9._-]", item.strip(), maxsplit=1)[0].lower() for item in requirements}
     try:
         return "" if "torch" in names else f"torch=={metadata.version('torch')}\n"
@@ -215,7 +215,7 @@ def _torch_constraint(requirements: list[str]) -> str:
 
 
 def find_last_lines(log: str) -> list[str]:
-    """Return the lines of pip's log with the reason of the failure: those after the last found package, without retries."""
+    """Return the lines of pip's log with the reason of the failure: the lines after the last package that pip found, without retries."""
     lines = [line for entry in log.splitlines() if (line := _TIME.sub("", entry).rstrip())]
     found_packages = [number for number, line in enumerate(lines) if _FOUND.match(line)]
     start = found_packages[-1] + 1 if found_packages else 0

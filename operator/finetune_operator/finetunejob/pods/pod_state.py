@@ -21,14 +21,14 @@ REASON_OF_EXIT = {
 """The reason with which a job fails, by the exit code of its pod, driver or run, if no other attempt can succeed."""
 
 UNEXPLAINED = "Error"
-"""The kubelet's reason for a container that ended with a nonzero code, if it knows no other."""
+"""The kubelet's reason for a container that ended with a nonzero code and without a more specific reason."""
 _NODE_LOST = "NodeLost"
 # The exit code after SIGKILL.
 _SIGKILL_CODE = 137
 # The reason of the condition DisruptionTarget of a pod whose node was deleted (pkg/controller/podgc, 1.37).
 _NODE_DELETED = "DeletionByPodGC"
 
-# The main containers of the operator's pods; the pods of Spark's executors have none of them.
+# The main containers of the operator's pods. The pods of Spark's executors have other containers.
 _MAIN = (names.PREP_CONTAINER, names.TRAINER_CONTAINER, names.EVALUATE_CONTAINER)
 # By main container: the init containers of the operator that have its limits.
 _INIT_CONTAINERS_OF = {
@@ -203,7 +203,7 @@ def find_deletion_request_time(pod: Json) -> datetime | None:
 
 
 def find_deleted_pod(ends: Sequence[Exit]) -> Exit | None:
-    """The pod that somebody deleted while all main containers ran; None if there is none, or if it was evicted or preempted.
+    """The pod that somebody deleted while all main containers ran; None without such a pod. An evicted or preempted pod does not count.
 
     NB: once a container has ended, the Job controller deletes the other pods, so a later deletion is not the cause.
     """
@@ -364,5 +364,5 @@ def _default_message(ended: Exit, container: str, use_less: str) -> str:
 
 
 def _tail(text: str, lines: int = 8, limit: int = 1000) -> str:
-    """The last lines of a log, where a Python traceback names its error, and of these at most the last `limit` characters."""
+    """The last lines of a log, up to `limit` characters: a Python traceback names its error at the end."""
     return "\n".join(text.strip().splitlines()[-lines:])[-limit:]

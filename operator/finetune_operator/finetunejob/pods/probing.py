@@ -58,7 +58,7 @@ def is_probing(job: Json) -> bool:
 
 
 def complete_gang(draft: Draft, job: Json, pods: list[Json], blockage: health.Blockage | None) -> None:
-    """Give the Job of an attempt all its pods when the command of the first one runs, or when no node can take that pod alone."""
+    """Give the Job of an attempt all its pods when the command of its first pod runs, or when the scheduler finds no node for this pod."""
     is_unschedulable = blockage is not None and blockage.reason == ConditionReason.UNSCHEDULABLE
     if is_probing(job) and (is_unschedulable or any(map(_has_started, pods))):
         draft.scale(job, job["spec"]["completions"])

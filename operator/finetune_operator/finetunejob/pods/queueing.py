@@ -15,7 +15,7 @@ from finetune_operator.template_merge import merge
 _REASONS = (ConditionReason.QUEUED, ConditionReason.QUEUE_INADMISSIBLE)
 # Kueue's reasons for a Workload that waits for something other than its turn.
 _INADMISSIBLE = {"Inadmissible", "Misconfigured", "Suspended"}
-# How long Kueue may take to make a Workload.
+# How long Kueue may take to create a Workload.
 _WORKLOAD_TIMEOUT = timedelta(seconds=30)
 # The last position that messages show exactly.
 _MAX_EXACT_POSITION = 10
@@ -92,7 +92,7 @@ def _find_problem(queue_state: QueueState | None, check: str, opt_out: str, *, d
     Args:
         check: the command that shows the queue, as a part of a sentence.
         opt_out: how to run the job without a queue, as a part of a sentence.
-        due: when Kueue has had enough time to make a Workload.
+        due: when Kueue has had enough time to create a Workload.
     """
     if queue_state is None:
         return None

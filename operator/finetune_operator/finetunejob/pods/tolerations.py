@@ -18,7 +18,7 @@ def limit_wait_for_node(pod: Json, seconds: int) -> Json:
     """
     existing: Any = pod["spec"].get("tolerations", [])
     if not isinstance(existing, list):
-        # NB: the API server has not validated the template yet, and will reject this one.
+        # NB: the API server has not validated the template yet, and will reject it.
         return pod
     added = [
         {"key": taint, "operator": "Exists", "effect": _EVICTS, "tolerationSeconds": seconds}

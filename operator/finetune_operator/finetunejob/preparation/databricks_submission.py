@@ -34,7 +34,7 @@ def find_named_login(spec: FineTuneJobSpec, settings: Settings) -> LocalReferenc
 
 
 def find_folder(ftj: FineTuneJob) -> str:
-    """The folder of the current run in the volume."""
+    """The folder of the current run in the volume. The uid keeps a job apart from a deleted job of the same name."""
     run = ftj.status.databricks_run
     databricks = find_databricks(ftj.spec) if ftj.spec else None
     volume = databricks.volume if databricks else ""
@@ -54,6 +54,7 @@ def build_submission(draft: Draft) -> Submission:
     ftj_with_new_status = replace(ftj, status=draft.status)
     return Submission(
         name=build_run_name(draft),
+        # A repeated submission with the same token returns the same run.
         token=f"{ftj.uid}-{recipe.digest()}-{run.attempt}",
         volume=databricks.volume,
         folder=find_folder(ftj_with_new_status),

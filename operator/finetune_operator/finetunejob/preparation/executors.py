@@ -36,7 +36,7 @@ _DRIVER_FIELDS = frozenset(
 _DRIVERS = (names.PREP_CONTAINER, contract.APPLICATION_DRIVER_CONTAINER)
 # How long a driver takes to create its executors.
 _CREATION_TIMEOUT = timedelta(seconds=20)
-# Spark numbers executors from 1 and replaces those that end. After this many replacements without a running executor, the job reports it.
+# Spark numbers executors from 1, and replaces each that ends. After more replacements than this, the job reports that no executor runs.
 _MAX_REPLACED = 5
 # Linux limits a variable to 128 KiB (MAX_ARG_STRLEN). The rest is for what the operator adds to a template.
 _MAX_TEMPLATE_BYTES = 100_000
@@ -230,7 +230,7 @@ def select_executors(executor_pods: Sequence[Json], drivers: Sequence[Json]) -> 
 
 
 class MissingExecutors(NamedTuple):
-    """The number of missing executors, and of desired ones."""
+    """The number of missing executors, and of desired executors."""
 
     missing: int
     desired: int

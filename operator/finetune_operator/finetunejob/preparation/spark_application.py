@@ -1,8 +1,8 @@
 """The preparation as a SparkApplication: one for each attempt, each with a name of its own, followed by its state.
 
-The status records the SparkApplication when it is created. If the operator crashes in between, the next pass finds it by its name,
-which follows from the attempt. Another one is created after a deletion, or after a failure that neither the recipe nor the
-data caused.
+The status records the SparkApplication in the pass that creates it. If the operator crashes before it writes the status, the next pass
+finds the SparkApplication by its name, which follows from the attempt. Another SparkApplication is created after a deletion, or after a
+failure that neither the recipe nor the data caused.
 """
 
 from __future__ import annotations
