@@ -58,19 +58,21 @@ class ModelPromotionApplier:
     moved: Callable[[str], None]
 
     async def apply(self, promotion: Promotion, decision: PromotionDecision, now: datetime) -> Applied:
-        """Carry out a decision: Events, the status, the registry and the endpoint, in this order.
+        """Carry out a decision: first the Events and the status, then its actions in their order (the alias before the endpoint).
 
         Raises:
             KubeError: the API server refused something, or could not be reached.
             LeaseBusy: another replica writes to the model.
             StaleError: the promotion changed meanwhile.
+            AliasMoved: another client moved the alias meanwhile.
+            ModelReplaced: the registry has another model of this name.
         """
         body = await self.write_status(promotion, decision, now)
-        version = str(body["metadata"]["resourceVersion"]) if body else promotion.version
+        resource_version = str(body["metadata"]["resourceVersion"]) if body else promotion.version
         failed_actions: list[FailedAction] = []
         for action in decision.actions:
             try:
-                await self._act(promotion, action, version)
+                await self._act(promotion, action, resource_version)
             except (AliasMoved, ModelReplaced):
                 # The decision is outdated, so no further action of it is taken.
                 raise
@@ -79,8 +81,9 @@ class ModelPromotionApplier:
                 failed_actions.append(FailedAction(action, error))
         return Applied(body, tuple(failed_actions))
 
-    async def _act(self, promotion: Promotion, action: PromotionAction, version: str) -> None:
+    async def _act(self, promotion: Promotion, action: PromotionAction, resource_version: str) -> None:
         """Move the alias, or request a change of the endpoint."""
+        # A decision has these actions only if the promotion has a spec, and a backend for the endpoint.
         spec, backend = promotion.spec, promotion.backend
         if not isinstance(action, MoveAlias):
             if backend:
@@ -91,7 +94,7 @@ class ModelPromotionApplier:
             return
 
         async def refuse_stale() -> None:
-            await self._refuse_stale(promotion, version)
+            await self._refuse_stale(promotion, resource_version)
 
         registry = await self.observer.registry(promotion)
         try:
@@ -102,10 +105,10 @@ class ModelPromotionApplier:
         log.info("%s: alias %s of %s points at version %s", promotion.key, spec.alias, spec.model, action.to)
         self.moved(spec.model)
 
-    async def _refuse_stale(self, promotion: Promotion, version: str) -> None:
+    async def _refuse_stale(self, promotion: Promotion, resource_version: str) -> None:
         """Raise unless the promotion is unchanged. NB: a replica that was paused would otherwise carry out an outdated decision."""
         current = await self.kube.get(KIND, promotion.namespace, promotion.name)
-        if current is None or current["metadata"]["resourceVersion"] != version:
+        if current is None or current["metadata"]["resourceVersion"] != resource_version:
             raise StaleError(f"{promotion.key} changed meanwhile")
 
     async def write_status(
@@ -114,7 +117,8 @@ class ModelPromotionApplier:
         """Write the status if it changed, and return the resource as written; None if nothing was written.
 
         Args:
-            onto: the resource with the first status that this pass wrote; if given, an unchanged status is written too.
+            onto: the resource as this pass has already written it, if it has. The status then replaces the one written there, even
+                if it equals the status from before the pass.
 
         Raises:
             KubeError: the API server refused the write, or could not be reached.
@@ -122,12 +126,12 @@ class ModelPromotionApplier:
         if decision.status == promotion.status and onto is None:
             return None
         about = EventTarget(KIND, promotion.name, promotion.namespace, promotion.uid)
-        version = str(onto["metadata"]["resourceVersion"]) if onto else promotion.version
+        resource_version = str(onto["metadata"]["resourceVersion"]) if onto else promotion.version
         return await status_writer.write_status(
             self.kube,
             self.store,
             about,
-            version=version,
+            version=resource_version,
             before=promotion.status,
             after=decision.status,
             now=now,

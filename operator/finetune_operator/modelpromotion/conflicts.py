@@ -1,4 +1,4 @@
-"""Conflicts between promotions of the same alias or endpoint: the oldest promotion manages it, the others report a conflict and wait."""
+"""Conflicts between promotions: of those with the same alias or endpoint, only the oldest acts; aliases must not be each other's source."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ _BLOCKING_REASONS = (
     ConditionReason.DATABRICKS_NOT_CONFIGURED,
 )
 
+# The decoded credentials of a Secret, by key; None for the chart's credentials.
 Secret = Mapping[str, str] | None
+# Has the parameters of `find_metastore`.
 AskMetastore = Callable[..., str | None]
 
 
@@ -53,12 +55,29 @@ class Login(NamedTuple):
     secret: Secret
 
 
+class Logins(NamedTuple):
+    """The logins of this promotion and of the other one."""
+
+    this: Login
+    rival: Login
+
+    @property
+    def have_same_address(self) -> bool:
+        """Whether both log in to the same server."""
+        return self.this.address == self.rival.address
+
+
 class Rival(NamedTuple):
-    """Another promotion. The sort order is by age, the oldest first."""
+    """Another promotion. `key` is namespace/name."""
 
     created: datetime
     key: str
     body: Json
+
+    @property
+    def sort_key(self) -> tuple[datetime, str]:
+        """Sorts the oldest promotion first. The key decides between promotions of the same second."""
+        return self.created, self.key
 
     @property
     def spec(self) -> Json:
@@ -83,7 +102,7 @@ class ConflictFinder:
         """
         claim = self._claim(spec.model_dump(mode="json", by_alias=True))
         keys = self.store.promotion_index.of_model(claim.model)
-        for rival in self._older(promotion, keys, lambda spec: self._keeps(spec, claim)):
+        for rival in self._older(promotion, keys, lambda rival_spec: self._manages(rival_spec, claim)):
             # A promotion that cannot use its registry until a user acts does not manage the alias.
             if not _is_blocked(rival) and await self._same_registry(promotion, spec, rival):
                 return rival.key
@@ -100,11 +119,15 @@ class ConflictFinder:
             rival_backend = _read_backend(rival.spec)
             if rival_backend is None:
                 continue
-            references = backend.secret_ref, rival_backend.secret_ref
             logins = await self._logins(
-                promotion, rival, references, backend.secret_field, backend.find_address
+                promotion,
+                rival,
+                backend.secret_ref,
+                rival_backend.secret_ref,
+                field=backend.secret_field,
+                find_address=backend.find_address,
             )
-            if logins and logins[0].address == logins[1].address:
+            if logins and logins.have_same_address:
                 return rival.key
         return None
 
@@ -119,15 +142,16 @@ class ConflictFinder:
             path.append(source)
             source = await self._source(promotion, spec, source)
         if source != spec.alias:
+            # The chain ends, or it ends in a cycle without this alias; the promotions of that cycle report it.
             return None
         return f"aliases {' <- '.join([*path, source])} use each other as their source"
 
     async def _source(self, promotion: Promotion, spec: ModelPromotionSpec, alias: str) -> str | None:
-        """The alias that another alias of the same model takes its version from."""
+        """The alias that another alias of the same model takes its version from; None if no promotion gives it a source alias."""
         spec_json = spec.model_dump(mode="json", by_alias=True)
         claim = self._claim({**spec_json, "alias": alias})
         keys = self.store.promotion_index.of_model(claim.model)
-        for rival in self._others(promotion, keys, lambda spec: self._keeps(spec, claim)):
+        for rival in self._others(promotion, keys, lambda rival_spec: self._manages(rival_spec, claim)):
             if await self._same_registry(promotion, spec, rival):
                 return (rival.spec.get("source") or {}).get("alias")
         return None
@@ -140,7 +164,7 @@ class ConflictFinder:
             model, alias = model.casefold(), alias.casefold()
         return Claim(registry, model, alias)
 
-    def _keeps(self, spec: Json, claim: Claim) -> bool:
+    def _manages(self, spec: Json, claim: Claim) -> bool:
         """Whether a spec, which possibly does not fit this version's schema, manages the alias of a claim."""
         # Compare the alias first: most promotions are about other aliases, and the full comparison resolves the registry.
         return str(spec.get("alias")).casefold() == claim.alias.casefold() and self._claim(spec) == claim
@@ -148,14 +172,14 @@ class ConflictFinder:
     def _older(
         self, promotion: Promotion, keys: Iterable[Key], matches: Callable[[Json], bool]
     ) -> list[Rival]:
-        """The other promotions that match and are older, the oldest first."""
-        age = (promotion.created, promotion.key)
-        return [rival for rival in self._others(promotion, keys, matches) if rival[:2] < age]
+        """The matching promotions (see `_others`) that are older than this one, the oldest first."""
+        sort_key = (promotion.created, promotion.key)
+        return [rival for rival in self._others(promotion, keys, matches) if rival.sort_key < sort_key]
 
     def _others(
         self, promotion: Promotion, keys: Iterable[Key], matches: Callable[[Json], bool]
     ) -> list[Rival]:
-        """Those of some promotions whose spec matches and that are neither this one nor ending, the oldest first."""
+        """The promotions with these keys whose spec matches, without this promotion and without ending ones, the oldest first."""
         rivals = []
         for key in keys:
             body = self.store.promotions[key]
@@ -163,7 +187,7 @@ class ConflictFinder:
             if meta["uid"] == promotion.uid or _is_ending(meta) or not matches(body.get("spec") or {}):
                 continue
             rivals.append(Rival(datetime.fromisoformat(meta["creationTimestamp"]), "/".join(key), body))
-        return sorted(rivals, key=lambda rival: rival[:2])
+        return sorted(rivals, key=lambda rival: rival.sort_key)
 
     async def _same_registry(self, promotion: Promotion, spec: ModelPromotionSpec, rival: Rival) -> bool:
         """Whether both promotions use the same registry, given that both name it by the same URI."""
@@ -171,33 +195,43 @@ class ConflictFinder:
         # NB: each metastore has its own Unity Catalog, and all of them have the same URI.
         if resolve_registry(self.settings, tracking) != UNITY_CATALOG:
             return True
-        references = spec.tracking.secret_ref, _reference(tracking)
-        logins = await self._logins(promotion, rival, references, secrets.TRACKING, find_workspace)
+        logins = await self._logins(
+            promotion,
+            rival,
+            spec.tracking.secret_ref,
+            _reference(tracking),
+            field=secrets.TRACKING,
+            find_address=find_workspace,
+        )
         if logins is None:
             return False
-        return logins[0].address == logins[1].address or await self._same_metastore(logins, rival)
+        return logins.have_same_address or await self._same_metastore(logins, rival)
 
     async def _logins(
         self,
         promotion: Promotion,
         rival: Rival,
-        references: tuple[LocalReference | None, LocalReference | None],
+        reference: LocalReference | None,
+        rival_reference: LocalReference | None,
+        *,
         field: str,
         find_address: Callable[[Settings, Secret], str],
-    ) -> tuple[Login, Login] | None:
+    ) -> Logins | None:
         """The logins of both promotions; None if the other promotion has no usable login.
 
         Args:
-            references: the Secrets of this promotion and of the other one.
+            reference: the Secret of this promotion.
+            rival_reference: the Secret of the other one.
             field: the field of the spec that names the Secret.
             find_address: returns the server address for a Secret.
         """
-        login = await self._login(promotion.namespace, references[0], field, find_address)
+        login = await self._login(promotion.namespace, reference, field, find_address)
+        rival_namespace, _, _ = rival.key.partition("/")
         try:
-            rival_login = await self._login(rival.key.partition("/")[0], references[1], field, find_address)
+            rival_login = await self._login(rival_namespace, rival_reference, field, find_address)
         except ExternalError:
             return None
-        return login, rival_login
+        return Logins(login, rival_login)
 
     async def _login(
         self,
@@ -209,16 +243,16 @@ class ConflictFinder:
         secret = await secrets.read(self.kube, namespace, reference, field)
         return Login(find_address(self.settings, secret), secret)
 
-    async def _same_metastore(self, logins: tuple[Login, Login], rival: Rival) -> bool:
+    async def _same_metastore(self, logins: Logins, rival: Rival) -> bool:
         """Whether two workspaces share a metastore. An unknown metastore is treated as shared, so that the younger promotion waits."""
-        metastore_id = await asyncio.to_thread(self.metastore, self.settings, logins[0].secret)
+        metastore_id = await asyncio.to_thread(self.metastore, self.settings, logins.this.secret)
         if metastore_id is None:
             return True
         # NB: do not contact a workspace that is unreachable according to its own promotion.
-        reachable = condition_state(rival.body, ConditionType.REGISTRY_READY)[0] != "False"
+        registry_ready, _ = condition_state(rival.body, ConditionType.REGISTRY_READY)
         try:
             rival_metastore_id = await asyncio.to_thread(
-                self.metastore, self.settings, logins[1].secret, fetch=reachable
+                self.metastore, self.settings, logins.rival.secret, fetch=registry_ready != "False"
             )
         except ExternalError:
             return True
@@ -259,5 +293,5 @@ def _reference(part: Json) -> LocalReference | None:
 
 
 def _is_ending(meta: Json) -> bool:
-    """Whether a promotion is being deleted without the finalizer that removes its alias."""
+    """Whether a promotion is being deleted and no longer manages its alias. With the finalizer, it still has to remove the alias."""
     return "deletionTimestamp" in meta and names.FINALIZER not in (meta.get("finalizers") or ())

@@ -6,8 +6,11 @@ from finetune_crds.base import Json
 from finetune_operator.controller.store import Store
 from finetune_operator.controller.workqueue import WorkQueue
 
+# Fields of the metadata that every write changes, also a write of the status.
+_CHANGED_BY_EVERY_WRITE = ("resourceVersion", "managedFields")
 
-def on_event(store: Store, queue: WorkQueue, kind: str | None, body: Json) -> None:
+
+def on_event(store: Store, queue: WorkQueue, event_type: str | None, body: Json) -> None:
     """Store a ModelPromotion from a watch, and queue a pass unless only its status changed.
 
     NB: the operator writes the status itself. A pass for each of its own writes would bypass the backoff after a failure
@@ -15,17 +18,17 @@ def on_event(store: Store, queue: WorkQueue, kind: str | None, body: Json) -> No
     """
     meta = body["metadata"]
     key = f"{meta['namespace']}/{meta['name']}"
-    if kind == "DELETED":
+    if event_type == "DELETED":
         store.drop("ModelPromotion", body)
         # Another promotion may manage the alias now.
         on_model(store, queue, body["spec"].get("model") or meta["name"])
         queue.add(key)
         return
-    name = (meta["namespace"], meta["name"])
-    stored = store.promotions.get(name)
+    store_key = (meta["namespace"], meta["name"])
+    before = store.promotions.get(store_key)
     store.put("ModelPromotion", body)
     # NB: the store fills in the model that the spec leaves out, so compare the body as it was stored.
-    if stored is None or _without_status(stored) != _without_status(store.promotions[name]):
+    if before is None or _without_status(before) != _without_status(store.promotions[store_key]):
         queue.add(key)
 
 
@@ -44,8 +47,5 @@ def on_model(store: Store, queue: WorkQueue, model: str | None) -> None:
 
 def _without_status(body: Json) -> tuple[Json, object]:
     """A promotion's metadata and spec, without the metadata that every write changes."""
-    meta = {name: value for name, value in body["metadata"].items() if name not in _EVERY_WRITE}
+    meta = {name: value for name, value in body["metadata"].items() if name not in _CHANGED_BY_EVERY_WRITE}
     return meta, body.get("spec")
-
-
-_EVERY_WRITE = ("resourceVersion", "managedFields")

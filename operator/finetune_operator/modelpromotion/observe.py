@@ -35,6 +35,7 @@ _CACHE_POLLS = 10
 # How long a cached model is fresh, in poll intervals: less than one, so that each poll reads the model again.
 _FRESH_POLLS = 0.8
 
+# Logs in and returns the registry that a spec.tracking names, with the credentials of its Secret.
 Open = Callable[[Settings, PromotionTracking, Mapping[str, str] | None], Registry]
 
 
@@ -82,7 +83,7 @@ def last_edit(fields: Iterable[Json]) -> tuple[str, datetime | None]:
 
 
 class _ModelKey(NamedTuple):
-    """The key of a cached model; with the credentials, so that nobody sees what only another Secret may read."""
+    """The key of a cached model. It includes the credentials, so that a promotion sees only what its own Secret may read."""
 
     registry_uri: str
     model: str
@@ -113,9 +114,11 @@ class ModelPromotionObserver:
     open: Open = open_registry
     _models: dict[_ModelKey, _CachedModel] = field(default_factory=dict)
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+    """Sequence numbers for reads and writes."""
     _written: int = 0
     """The sequence number of the last write. Reads that started before it may be stale."""
     _pruned: float = 0.0
+    """When old models were last removed from the cache."""
 
     def __post_init__(self) -> None:
         self._outages = Outages(self.clock, self.settings.poll_seconds)
@@ -243,13 +246,14 @@ class ModelPromotionObserver:
         if body is None:
             return None
         status = body.get("status") or {}
-        phase, model = status.get("phase") or "Pending", status.get("model") or {}
+        phase, registered = status.get("phase") or "Pending", status.get("model") or {}
+        name, version = registered.get("name"), registered.get("version")
         registry = resolve_registry(self.settings, (body.get("spec") or {}).get("tracking") or {})
         _, promotion_registry = self.settings.servers(spec.tracking)
         if registry != normalize_address(promotion_registry):
             # NB: a message may show the address, which may contain a password if the job was rejected.
-            return SourceJob(phase, model.get("name"), elsewhere=strip_user(registry))
-        return SourceJob(phase, model.get("name"), model.get("version"))
+            return SourceJob(phase=phase, model=name, elsewhere=strip_user(registry))
+        return SourceJob(phase=phase, model=name, version=version)
 
 
 def _credentials(promotion: Promotion, spec: ModelPromotionSpec) -> str:
@@ -276,14 +280,18 @@ def _is_settled(promotion: Promotion, spec: ModelPromotionSpec, model: Registere
 
 
 def find_needed_versions(promotion: Promotion, spec: ModelPromotionSpec, observed: Observed) -> set[str]:
-    """The versions that must be read; empty while the alias is at its target and the promotion serves no endpoint."""
+    """The versions that must be read.
+
+    There are none while the alias is at its target, unless the endpoint, the deletion or a missing identity needs them.
+    """
     status, holder = promotion.status, observed.alias(spec.alias)
     candidate = named_version(spec, observed)
     target = target_version(spec, status)
     at_rest = (target or candidate) == holder == status.promoted and status.move is None
     if at_rest and promotion.backend is None and not promotion.deleting and _is_identified(status):
         return set()
-    versions = {candidate, holder, target, status.promoted, status.move.to_version if status.move else None}
+    move_target = status.move.to_version if status.move else None
+    versions = {candidate, holder, target, status.promoted, move_target}
     if promotion.backend:
         saved = status.serving.saved if status.serving else None
         back = status.withheld.back if status.withheld else None

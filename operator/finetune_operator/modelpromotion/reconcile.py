@@ -68,12 +68,14 @@ class ModelPromotionReconciler(Reconciler):
         await self.applier.write_status(promotion, decision, now)
 
     async def _carry_out(self, promotion: Promotion, decision: PromotionDecision, now: datetime) -> None:
-        """Apply a decision; if a write fails, write the status once more, with the error.
+        """Apply a decision, and then its finalizer; if a write fails instead, write the status once more, with the error.
 
         Raises:
             KubeError: the API server refused something, or could not be reached.
             LeaseBusy: another replica writes to the model.
             StaleError: the promotion changed meanwhile.
+            AliasMoved: another client moved the alias meanwhile.
+            ModelReplaced: the registry has another model of this name.
             ExternalError: the registry or the endpoint could not be written to; the status has the error.
         """
         applied = await self.applier.apply(promotion, decision, now)

@@ -23,11 +23,13 @@ def named_version(spec: ModelPromotionSpec, observed: Observed) -> str | None:
 def target_version(spec: ModelPromotionSpec, status: ModelPromotionStatus) -> str | None:
     """The version that spec.rollbackTo names. NB: type Previous keeps the version of its first pass, while status.previous changes."""
     rollback_to, rollback = spec.rollback_to, status.rollback
-    if rollback_to is None or rollback_to.type == "Version":
-        return rollback_to.version if rollback_to else None
+    if rollback_to is None:
+        return None
+    if rollback_to.type == "Version":
+        return rollback_to.version
     return rollback.version if rollback and rollback.requested == rollback_to.text else status.previous
 
 
-def main_version(shares: Sequence[Route]) -> str | None:
-    """The version with the largest share."""
-    return max(shares, key=lambda route: route.percent).version if shares else None
+def main_version(routes: Sequence[Route]) -> str | None:
+    """The version with the largest share of the traffic; None without routes."""
+    return max(routes, key=lambda route: route.percent).version if routes else None

@@ -53,6 +53,7 @@ def decide(promotion: Promotion, observed: Observed, now: datetime, settings: Se
     draft = Draft(promotion, observed, now.replace(microsecond=0), settings)
     if promotion.deleting:
         remove.remove(draft)
+        # A promotion that is deleted before its first pass has no condition to summarize.
         if draft.status.conditions:
             draft.status = ready.summarize_status(promotion, draft.status, draft.now)
         return draft.conclude()
@@ -68,6 +69,11 @@ def decide(promotion: Promotion, observed: Observed, now: datetime, settings: Se
 def _serve(draft: Draft) -> None:
     """Make the endpoint follow the alias, regardless of the candidate. While the alias moves or has drifted, only roll back a failed rollout."""
     promotion = draft.promotion
+    can_act = (
+        draft.holds(ConditionType.ACCEPTED)
+        and draft.holds(ConditionType.REGISTRY_READY)
+        and not draft.holds(ConditionType.SUSPENDED)
+    )
     if promotion.spec is None:
         # Keep the status of the endpoint: it applies again once the spec can be read.
         return
@@ -77,9 +83,7 @@ def _serve(draft: Draft) -> None:
     elif draft.observed.model is None and draft.status.registry:
         # Leave the endpoint alone: the model may come back, or the spec may point to another registry for a time.
         return
-    elif draft.holds(ConditionType.SUSPENDED) or not (
-        draft.holds(ConditionType.ACCEPTED) and draft.holds(ConditionType.REGISTRY_READY)
-    ):
+    elif not can_act:
         return
     elif draft.status.move is None and draft.status.promoted == draft.holder:
         # No move is in progress, and the alias points where it should.

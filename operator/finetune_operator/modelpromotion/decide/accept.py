@@ -1,4 +1,4 @@
-"""Whether the promotion can be carried out: its spec is valid, and no older promotion manages its alias."""
+"""Whether the promotion can be carried out: its spec is valid, a registry is configured, and no other promotion conflicts with it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NO_REGISTRY = (
 
 
 def accept(draft: Draft) -> Outcome:
-    """Accept the promotion, or report all mistakes in its spec in one message, or else the first other reason against it."""
+    """Accept the promotion, or refuse it: for all mistakes in its spec, in one message, or for the first of the other reasons."""
     if draft.promotion.spec is None:
         return _refuse(
             draft, ConditionReason.INVALID_SPEC, draft.promotion.invalid or "the spec cannot be read"
@@ -37,7 +37,7 @@ def accept(draft: Draft) -> Outcome:
             f"ModelPromotion {draft.observed.rival} is older and manages alias {draft.spec.alias} of {draft.spec.model}: delete one of the "
             "two"
         )
-        # Moves by the older promotion are not drift: once it is deleted, this promotion starts from where the alias is.
+        # Moves by the older promotion are not drift: when the older one is deleted, this promotion starts from where the alias is then.
         draft.update(promoted=None, current=None, watch_start_time=None)
         draft.remember(move=None, abandoned=None)
         return _refuse(draft, ConditionReason.CONFLICT, message)

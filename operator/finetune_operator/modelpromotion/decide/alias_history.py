@@ -18,7 +18,7 @@ _DRIFT_REASONS = ("Repaired", "Overtaken")
 
 def skips_canary(draft: Draft, version: str) -> bool:
     """Whether the version skips the canary: it was served before, and the version that is served now must be replaced."""
-    last = next(iter(draft.status.history), None)
+    last = next(iter(draft.status.history), None)  # the newest move comes first
     returned = last is not None and last.to_version == version and last.reason in _REASONS_WITHOUT_CANARY
     return returned or _replaces_bad_version(draft, version)
 
@@ -28,18 +28,21 @@ def _replaces_bad_version(draft: Draft, version: str) -> bool:
     if draft.spec.rollback_to is not None:
         return True
     history = draft.status.history
-    # NB: such a return does not change why the version had the alias before.
-    gained = (move for move in history if move.to_version == version and move.reason not in _RETURN_REASONS)
-    last = next(gained, None)
-    if last is None or last.reason != "Reverted":
-        return last is not None and last.reason == "RolledBack"
+    # NB: a move that only returns the alias to the version does not change why the version had the alias before.
+    gains = (move for move in history if move.to_version == version and move.reason not in _RETURN_REASONS)
+    gain = next(gains, None)
+    if gain is None:
+        return False
+    if gain.reason != "Reverted":
+        return gain.reason == "RolledBack"
     # NB: the revert of a revert moves the alias forward again, to the version that was promoted last. It replaces no bad version, and
     # this version may never have completed its canary.
-    reverted = (version, last.from_version)
+    reverted_pair = (version, gain.from_version)
     promoted = (
-        move.to_version for move in history if move.reason == "Promoted" and move.to_version in reverted
+        move.to_version for move in history if move.reason == "Promoted" and move.to_version in reverted_pair
     )
-    return next(promoted, None) != version
+    last_promoted = next(promoted, None)
+    return last_promoted != version
 
 
 def find_fallback(draft: Draft, version: str, saved: Sequence[Route]) -> str | None:
@@ -51,10 +54,9 @@ def find_fallback(draft: Draft, version: str, saved: Sequence[Route]) -> str | N
     Args:
         saved: the routes to restore.
     """
-    main, previous = main_version(saved), draft.status.previous
-    # If the endpoint already served this version, another change failed, such as one of the machine size.
-    if main in (None, version) or draft.spec.rollback_to is not None:
+    if not _may_move_alias(draft, version, saved):
         return None
+    main, previous = main_version(saved), draft.status.previous
     earlier = main if _had_alias(draft, main) else previous
     return None if earlier == version else earlier
 
@@ -65,7 +67,7 @@ def was_first(draft: Draft, version: str, saved: Sequence[Route]) -> bool:
     Args:
         saved: the routes to restore.
     """
-    if main_version(saved) in (None, version) or draft.spec.rollback_to is not None:
+    if not _may_move_alias(draft, version, saved):
         return False
     moves = (move for move in draft.status.history if move.reason not in _DRIFT_REASONS)
     last = next(moves, None)
@@ -74,12 +76,22 @@ def was_first(draft: Draft, version: str, saved: Sequence[Route]) -> bool:
     return last.to_version == version and last.from_version is None
 
 
+def _may_move_alias(draft: Draft, version: str, saved: Sequence[Route]) -> bool:
+    """Whether a failure of the version may move the alias.
+
+    It may not while spec.rollbackTo holds the alias, or if the endpoint served no other version before: then the cause may be
+    spec.serving, for example the machine size, and not the version.
+    """
+    return draft.spec.rollback_to is None and main_version(saved) not in (None, version)
+
+
 def _had_alias(draft: Draft, version: str | None) -> bool:
     """Whether the version had the alias, other than by drift, and did not lose it because it failed."""
     for move in draft.status.history:
-        if move.reason not in _DRIFT_REASONS:
-            if version == move.to_version:
-                return True
-            if version == move.from_version:
-                return move.reason != "Withdrawn"
+        if move.reason in _DRIFT_REASONS:
+            continue
+        if version == move.to_version:
+            return True
+        if version == move.from_version:
+            return move.reason != "Withdrawn"
     return version == draft.status.previous

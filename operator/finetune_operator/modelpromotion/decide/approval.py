@@ -23,6 +23,7 @@ def await_approval(draft: Draft) -> Outcome:
     state = _current_approval(draft, version)
     if approval.version == version:
         return _approve(draft, state)
+    # An approval that was withdrawn counts no longer.
     draft.update(approval=state.model_copy(update={"approval_time": None}))
     if _is_late(state, draft.now):
         return _time_out(draft, state)
@@ -80,7 +81,7 @@ def _time_out(draft: Draft, state: ApprovalStatus) -> Outcome:
 
 
 def soak(draft: Draft) -> Outcome:
-    """End the pass until the soak is over."""
+    """End the pass until the soak, which `await_approval` started, is over. Without spec.soakSeconds, there is no soak."""
     state = draft.status.soak
     if state is None:
         draft.unset(ConditionType.SOAKED)

@@ -76,7 +76,11 @@ def judge_step(draft: Draft, version: str) -> Verdicts:
 
 
 def _add_traffic(version: ModelVersion, traffic: Mapping[str, Mapping[str, float]]) -> ModelVersion:
-    """A version with the metrics of its requests, which the endpoint exports. Tags of the version take precedence over metrics."""
+    """A version with the metrics of its requests, which the endpoint exports. Gates read a tag of the same name first.
+
+    Args:
+        traffic: by version, the value of each metric by its name.
+    """
     metrics = {**version.metrics, **traffic.get(version.version, {})}
     return dataclasses.replace(version, metrics=metrics)
 
@@ -84,7 +88,8 @@ def _add_traffic(version: ModelVersion, traffic: Mapping[str, Mapping[str, float
 def take_next_step(draft: Draft, verdicts: Verdicts) -> bool:
     """Take the next step if the time of the current step is over and its gates could be judged. The last step ends the canary.
 
-    NB: the caller handles failed gates first, so the verdicts have none here.
+    NB: the caller has checked that no gate failed, and that the routes of the step are in force, so that its time starts now at
+    the latest.
 
     Returns:
         Whether the step was taken.
@@ -92,13 +97,13 @@ def take_next_step(draft: Draft, verdicts: Verdicts) -> bool:
     status, canary = serving_status(draft), _canary(draft)
     if canary is None or not status.step:
         return False
-    since = status.step_start_time or draft.now
-    due = since + timedelta(seconds=canary.steps[status.step - 1].duration_seconds)
+    start = status.step_start_time or draft.now
+    due = start + timedelta(seconds=canary.steps[status.step - 1].duration_seconds)
     if draft.now >= due and not verdicts.unclear:
         is_last = status.step == len(canary.steps)
         draft.update(serving=status.model_copy(update=step_fields(None if is_last else status.step + 1)))
         return True
-    draft.update(serving=status.model_copy(update={"step_start_time": since, "next_step_time": due}))
+    draft.update(serving=status.model_copy(update={"step_start_time": start, "next_step_time": due}))
     current = describe_step(draft)
     if verdicts.unclear:
         message = f"{current}; the next step waits until this one can be judged: {verdicts.unclear}"

@@ -1,4 +1,4 @@
-"""Digests of the requirements on a version."""
+"""Digests of the requirements on a version. The status records them, so that a later pass notices a change."""
 
 from __future__ import annotations
 

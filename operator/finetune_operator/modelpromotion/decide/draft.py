@@ -34,9 +34,10 @@ class Draft(StatusBuilder[ModelPromotionStatus]):
     settings: Settings
     status: ModelPromotionStatus = field(init=False)
     begun: Move | None = None
-    """The move in the status's journal at the start of the pass; None without one, or if the move was made meanwhile."""
+    """The move that was in the journal when the pass started; None if the journal had none, or if the alias has moved since."""
     actions: list[PromotionAction] = field(default_factory=list)
     finalizer: bool | None = None
+    """Whether to set or to remove the finalizer; None to leave it unchanged."""
     requeue_seconds: float | None = None
 
     def __post_init__(self) -> None:
@@ -67,15 +68,15 @@ class Draft(StatusBuilder[ModelPromotionStatus]):
     @property
     def lost(self) -> str | None:
         """The version whose deletion removed the alias, until the alias is set again."""
-        since = self.status.watch_start_time
+        watch_start = self.status.watch_start_time
         # Repairs that removed the alias are skipped: they did not set it again.
-        last = next(
-            (move for move in self.status.history if (move.reason, move.to_version) != ("Repaired", None)),
-            None,
-        )
-        if last is None or last.reason != "VersionDeleted" or since is None or last.time < since:
+        moves = (move for move in self.status.history if (move.reason, move.to_version) != ("Repaired", None))
+        last = next(moves, None)
+        if last is None or last.reason != "VersionDeleted":
             return None
-        return last.from_version
+        # A deletion from before the watch started does not count: the promotion started over since.
+        is_watched = watch_start is not None and last.time >= watch_start
+        return last.from_version if is_watched else None
 
     def remember(self, **entries: Move | Withheld | None) -> None:
         """Write entries of the journal; None removes an entry."""
@@ -87,7 +88,7 @@ class Draft(StatusBuilder[ModelPromotionStatus]):
         self.set(ConditionType.PROMOTED, False, reason, message)
 
     def withdraw(self, back: str | None, message: str) -> None:
-        """Withhold the version that has the alias, because it failed at its endpoint.
+        """Withhold the version that has the alias, because it failed at its endpoint. The next pass moves the alias.
 
         Args:
             back: the version that gets the alias; None to remove the alias.
@@ -114,7 +115,13 @@ class Draft(StatusBuilder[ModelPromotionStatus]):
             tags: tags to set on the version.
         """
         model = self.observed.model
-        return MoveAlias(self.holder, to, source, tags or {}, created=model.created if model else None)
+        return MoveAlias(
+            expected=self.holder,
+            to=to,
+            source=source,
+            tags=tags or {},
+            created=model.created if model else None,
+        )
 
     def watch_from_now(self) -> None:
         """Record the version that the alias points at now as promoted, and watch the alias from now on."""

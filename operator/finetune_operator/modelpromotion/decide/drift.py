@@ -13,7 +13,7 @@ SOMEBODY = "somebody else, in the registry"
 
 
 def handle_drift(draft: Draft) -> Outcome:
-    """Compare the alias with its target, and repair, warn or adopt. Stops the pass unless the alias is in place or adopted."""
+    """Compare the alias with its target: repair, warn or adopt. Ends the pass unless the alias is at its target or may stay elsewhere."""
     promoted = draft.status.promoted
     if promoted and draft.observed.lacks(promoted):
         _record_lost_version(draft, promoted)
@@ -96,11 +96,15 @@ def _warn(draft: Draft) -> Outcome:
 
 
 def _adopt(draft: Draft) -> Outcome:
-    """Keep the alias where it is. The current candidate is withheld, since it would move the alias back at once."""
+    """Keep the alias where it is: because of spec.onDrift, or because the version there replaces a deleted version.
+
+    With onDrift Adopt, the current candidate is withheld, since it would move the alias back at once.
+    """
     _, what = _describe_drift(draft)
     spec, status, holder = draft.spec, draft.status, draft.holder
-    message = f"{what}, and spec.onDrift is Adopt"
-    if spec.on_drift != "Adopt":
+    if spec.on_drift == "Adopt":
+        message = f"{what}, and spec.onDrift is Adopt"
+    else:
         message = f"{what}; the alias stays there, because version {draft.lost} was deleted and version {holder} had the alias before"
     record(
         draft,
@@ -116,6 +120,7 @@ def _adopt(draft: Draft) -> Outcome:
     draft.update(promoted=holder, previous=status.promoted)
     draft.unset(ConditionType.DRIFTED)
     draft.set(ConditionType.PROMOTED, True, ConditionReason.ADOPTED, message)
+    # The version that was adopted is no longer withheld.
     if status.withheld and status.withheld.version == holder:
         draft.remember(withheld=None)
     # A candidate that the source names only since this pass is not skipped.

@@ -25,7 +25,7 @@ def update_status(draft: Draft, **fields: Any) -> None:
 
 
 def record_endpoint(draft: Draft, spec: Serving) -> Endpoint | None:
-    """Copy the endpoint's state into the status, and return the endpoint; None if it cannot be read or serves another model."""
+    """Copy the endpoint's state into the status, and return the endpoint; None if it was not read or serves another model."""
     endpoint = draft.observed.endpoint
     if endpoint is None:
         return None
@@ -34,7 +34,7 @@ def record_endpoint(draft: Draft, spec: Serving) -> Endpoint | None:
         draft.requeue_after(draft.settings.poll_seconds)
         return None
     if canary.serving_status(draft).endpoint not in (None, spec.endpoint):
-        # The status is about another endpoint.
+        # The spec named another endpoint before, and the status is still about that one.
         draft.update(serving=None)
     update_status(
         draft,
@@ -57,7 +57,7 @@ def _state(endpoint: Endpoint) -> str:
 
 
 def _is_foreign(draft: Draft, spec: Serving, endpoint: Endpoint) -> bool:
-    """Whether the endpoint serves another model, which is reported. NB: it is never changed: the spec may name it by mistake."""
+    """Whether the endpoint serves another model; if so, report it. NB: the spec may name it by mistake, so it is never changed."""
     served = {item.model for item in (*endpoint.served, *endpoint.pending)}
     foreign_models = {name for name in served if not _is_same_model(draft, name)}
     if not foreign_models:
@@ -105,17 +105,19 @@ def has_failed(draft: Draft, endpoint: Endpoint, routes: Sequence[Route]) -> boo
 
 
 def is_in_place(draft: Draft, endpoint: Endpoint, routes: Sequence[Route]) -> bool:
-    """Whether the endpoint has these routes and the settings of the spec."""
+    """Whether the endpoint has these routes and the settings of the spec. The caller has excluded a current or failed change."""
     if not endpoint.exists or not are_same(routes_of(endpoint.served), routes):
         return False
-    status, settings = canary.serving_status(draft), configuration_digest(draft)
+    status = canary.serving_status(draft)
     # Without a revision, or a record of what was requested, only the endpoint's settings can be compared.
     if endpoint.revision is None or (status.settings is None and status.change is None):
         return endpoint.matches_spec
     if is_ours(draft, endpoint, routes):
         # The change was applied, even if the endpoint reports its settings in another form.
         return True
-    return status.settings == settings and (endpoint.matches_spec or endpoint.revision == status.revision)
+    is_spec_unchanged = status.settings == configuration_digest(draft)
+    is_endpoint_unchanged = endpoint.revision == status.revision
+    return is_spec_unchanged and (endpoint.matches_spec or is_endpoint_unchanged)
 
 
 def configuration_digest(draft: Draft) -> str:

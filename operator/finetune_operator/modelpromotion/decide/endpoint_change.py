@@ -37,7 +37,7 @@ def request(draft: Draft, endpoint: Endpoint, routes: Sequence[Route]) -> None:
             _report_updating(draft, routes)
         draft.requeue_after(0)
         return
-    # Here, a reported rejection stays too.
+    # When the request is repeated, a reported rejection stays too.
     if not canary.serving_status(draft).failure and not was_refused(draft):
         _report_updating(draft, routes)
     served = tuple(ServedVersion(draft.spec.model, item.version, item.percent) for item in routes)

@@ -20,22 +20,28 @@ from finetune_operator.serving.model import ConfigureEndpoint, Endpoint
 
 # The rest of the message must fit into the status too.
 _MAX_CAUSE_CHARS = 3500
-_FAILURES = {"EndpointFailed": ConditionReason.ENDPOINT_FAILED, "CanaryFailed": ConditionReason.CANARY_FAILED}
+_CONDITION_REASONS = {
+    "EndpointFailed": ConditionReason.ENDPOINT_FAILED,
+    "CanaryFailed": ConditionReason.CANARY_FAILED,
+}
 
 
 def fail(
     draft: Draft, endpoint: Endpoint, reason: Literal["EndpointFailed", "CanaryFailed"], why: str
 ) -> None:
     """Record the failure, restore the routes, and withdraw the alias if the version is the cause."""
-    status, version = canary.serving_status(draft), draft.status.promoted or ""
-    saved = status.saved or []
-    stays = "the endpoint stays as it is" if endpoint.served else "there are no routes to restore"
-    consequence = f"the endpoint is restored to {describe_routes(saved)}" if saved else stays
+    version, saved = draft.status.promoted or "", canary.serving_status(draft).saved or []
+    if saved:
+        consequence = f"the endpoint is restored to {describe_routes(saved)}"
+    elif endpoint.served:
+        consequence = "the endpoint stays as it is"
+    else:
+        consequence = "there are no routes to restore"
     cause = f"endpoint {name_of(draft)} cannot serve version {version} as specified: {why}"[:_MAX_CAUSE_CHARS]
     fallback = alias_history.find_fallback(draft, version, saved)
     if fallback is not None:
-        once = "" if draft.holder == version else f" after the drift from version {version} is repaired"
-        message = f"{cause}; {consequence}, and alias {draft.spec.alias} moves to version {fallback}{once}"
+        when = "" if draft.holder == version else f" after the drift from version {version} is repaired"
+        message = f"{cause}; {consequence}, and alias {draft.spec.alias} moves to version {fallback}{when}"
         draft.withdraw(fallback, message)
     elif alias_history.was_first(draft, version, saved):
         message = (
@@ -69,8 +75,9 @@ def go_back(draft: Draft, endpoint: Endpoint) -> None:
         else:
             endpoint_change.request(draft, endpoint, saved)
     else:
+        # The routes are restored, or there are none to restore.
         update_status(draft, change=None)
     requested = any(isinstance(action, ConfigureEndpoint) for action in draft.actions)
     # While a rejected request is repeated, the condition keeps the rejection.
     if not (requested and endpoint_change.was_refused(draft)):
-        draft.set(ConditionType.SERVED, False, _FAILURES[failure.reason], message)
+        draft.set(ConditionType.SERVED, False, _CONDITION_REASONS[failure.reason], message)

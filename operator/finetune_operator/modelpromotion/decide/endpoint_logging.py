@@ -1,7 +1,7 @@
 """Log the endpoint's requests to the table of the spec, and never to a table that was removed from the spec.
 
 The status records a table before the operator starts logging to it. So the operator recognizes its own table after the table was
-removed from the spec, and does not touch the logging that another client set up.
+removed from the spec. While the spec names no table, logging that another client set up is not touched.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ def stop_logging(draft: Draft, endpoint: Endpoint) -> None:
     table = endpoint.logged_to
     if table is None or not _is_stale(draft, table):
         if _spec_table(draft) is None:
+            # The operator's logging has stopped.
             update_status(draft, inference_table=None)
         return
     if not was_refused(draft):
-        where = f"{table.catalog}.{table.schema_}"
-        message = f"endpoint {name_of(draft)} is being configured to stop logging requests to {where}"
+        schema = f"{table.catalog}.{table.schema_}"
+        message = f"endpoint {name_of(draft)} is being configured to stop logging requests to {schema}"
         draft.set(ConditionType.SERVED, False, ConditionReason.ENDPOINT_UPDATING, message)
     _expect_revision(draft, endpoint)
-    # NB: this is the last action, so that a rollback of the endpoint does not wait for a gateway that rejects the request.
+    # NB: the callers call this function last, so that a rollback of the endpoint comes before this request, which may be rejected.
     draft.actions.append(StopLogging())
     draft.requeue_after(draft.settings.poll_seconds)
 
@@ -39,6 +40,7 @@ def is_logging(draft: Draft, endpoint: Endpoint) -> bool:
     """Whether the endpoint logs requests as in the spec; requests the change if not."""
     spec_table, table = _spec_table(draft), endpoint.logged_to
     if table is not None and _is_stale(draft, table):
+        # `stop_logging` stops it in this pass.
         return False
     if spec_table is None:
         return True
@@ -51,6 +53,7 @@ def is_logging(draft: Draft, endpoint: Endpoint) -> bool:
         message = f"endpoint {name_of(draft)} is being configured to log its requests"
         draft.set(ConditionType.SERVED, False, ConditionReason.ENDPOINT_UPDATING, message)
     if written_table != spec_table:
+        # This pass records the table, and the next one requests the change.
         draft.requeue_after(0)
         return False
     _expect_revision(draft, endpoint)
@@ -78,7 +81,7 @@ def _is_table(table: InferenceTable, expected: InferenceTable) -> bool:
 
 
 def _expect_revision(draft: Draft, endpoint: Endpoint) -> None:
-    """Record that the endpoint's revision is about to change, although its routes stay the same."""
+    """Record a change with the same routes: changed logging gives the endpoint a new revision, which must count as the operator's."""
     status = canary.serving_status(draft)
     is_configuring = any(isinstance(item, ConfigureEndpoint) for item in draft.actions)
     if status.change is not None:
@@ -86,6 +89,7 @@ def _expect_revision(draft: Draft, endpoint: Endpoint) -> None:
             # The recorded change was not requested yet; a later pass records it again with the new revision.
             update_status(draft, change=None)
     elif status.settings is not None and not endpoint.failed and not endpoint.updating:
+        # NB: during a failed or current change of another client, the record would claim that change for the operator.
         routes = routes_of(endpoint.served)
         update_status(
             draft, change=EndpointChange(routes=routes, settings=status.settings, revision=endpoint.revision)

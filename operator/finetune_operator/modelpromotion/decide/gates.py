@@ -1,4 +1,4 @@
-"""Gates: decides whether a version is allowed to get the alias, with the numbers behind each verdict."""
+"""Gates: judge whether a version may get the alias or, in a canary, more traffic. Each verdict has the numbers behind it."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ from finetune_operator.modelpromotion.decide.draft import Draft
 from finetune_operator.policy.result import Continue, Outcome, Stop
 from finetune_operator.registry.base import ModelVersion, find_comparison_tag
 
-_RELATIVE_TOLERANCE = 1e-9
+# Relative to the numbers that are compared.
+_MAX_ROUNDING_ERROR = 1e-9
 
 
 def check_gates(draft: Draft) -> Outcome:
     """Judge the candidate; the pass ends unless every gate passes."""
     candidate = draft.observed.versions.get(draft.status.candidate or "")
     if candidate is None:
+        # Not read in this pass. The policies before this one have reported a candidate that does not exist.
         return Stop
     holder = draft.observed.versions.get(draft.holder or "")
     verdicts = judge(draft.spec.gates, candidate, holder, lost=draft.lost)
@@ -198,6 +200,7 @@ def _judge_alone(name: str, gate: ComparisonGate, value: float, baseline: _Basel
 
 def _bounds(gate: ComparisonGate, baseline_value: float) -> tuple[float | None, float | None]:
     """The lowest and the highest value that pass, given the baseline's value; None for no limit."""
+    # By how much the value must be better than the baseline's; negative if it may be worse.
     margin = (
         _margin(gate.better_by, baseline_value)
         if gate.better_by
@@ -252,7 +255,7 @@ def _margin(tolerance: Tolerance | None, baseline_value: float) -> float:
 
 def _at_most(low: float, high: float) -> bool:
     # NB: in floating point 0.3 - 0.1 is less than 0.2; a tolerance of 0.1 must include 0.2.
-    return low <= high or math.isclose(low, high, rel_tol=_RELATIVE_TOLERANCE)
+    return low <= high or math.isclose(low, high, rel_tol=_MAX_ROUNDING_ERROR)
 
 
 def _read_number(version: ModelVersion, name: str) -> float | str:

@@ -26,8 +26,8 @@ from finetune_operator.policy.result import Continue, Outcome, Stop
 def check_identity(draft: Draft) -> Outcome:
     """End the pass if the registry has another model, or another version under a recorded number.
 
-    The user then decides: if `onDrift: Adopt` is set after the status reports the difference, the promotion starts over like a new
-    one. An Adopt that was set before concerns drift, and is ignored.
+    The user then decides: if the spec changes after the status has reported the difference, and has `onDrift: Adopt` then, the
+    promotion starts over like a new one. An Adopt from before concerns drift, and is ignored until then.
     """
     difference = find_difference(draft)
     if difference is None:
@@ -87,19 +87,20 @@ def find_difference(draft: Draft) -> str | None:
 
 
 def record_identity(draft: Draft) -> None:
-    """Record the identity of the model, and of each version that the status names."""
+    """Record the identity of the model, and of each version that the status names. A recorded identity is never overwritten."""
     model = draft.observed.model
     if model is None or not draft.holds(ConditionType.REGISTRY_READY):
         return
-    before = draft.status.registry or RegistryIdentity()
+    before, status_versions = draft.status.registry or RegistryIdentity(), recorded_versions(draft.status)
     identities = {item.version: item for item in before.versions}
-    for version in recorded_versions(draft.status):
+    for version in status_versions:
         registered = draft.observed.versions.get(version)
         if registered and version not in identities:
             identities[version] = VersionIdentity(
                 version=version, creation_time=registered.created, run_id=registered.run_id
             )
-    sorted_versions = sorted(recorded_versions(draft.status) & identities.keys(), key=int)
+    # Versions that the status no longer names are dropped.
+    sorted_versions = sorted(status_versions & identities.keys(), key=int)
     draft.update(
         registry=RegistryIdentity(
             model_creation_time=before.model_creation_time or model.created,

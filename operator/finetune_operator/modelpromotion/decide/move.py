@@ -82,14 +82,12 @@ def record_abandoned(draft: Draft) -> None:
 
 
 def has_arrived_late(draft: Draft) -> bool:
-    """Whether an abandoned move took effect after all: the alias is at the move's target, and the move was abandoned not long ago."""
+    """Whether an abandoned move took effect after all: the alias moved as this move would move it, soon after it was abandoned."""
     move = draft.status.abandoned
-    ends = (draft.status.promoted, draft.holder)
-    return (
-        move is not None
-        and ends == (move.from_version, move.to_version)
-        and draft.now - move.time < _LATE_WRITE_TIMEOUT
-    )
+    if move is None:
+        return False
+    is_its_effect = draft.status.promoted == move.from_version and draft.holder == move.to_version
+    return is_its_effect and draft.now - move.time < _LATE_WRITE_TIMEOUT
 
 
 def record(draft: Draft, move: Move) -> None:
@@ -107,7 +105,14 @@ def begin(
     gates: str | None = None,
     approved: bool | None = None,
 ) -> Outcome:
-    """Begin a move of the alias: write the journal in this pass, and the alias in the next. Always returns Stop."""
+    """Begin a move of the alias: write the journal in this pass, and the alias in the next. Always returns Stop.
+
+    Args:
+        to: the version that gets the alias; None to remove the alias.
+        by: who caused the move.
+        gates: digest of the gates that the version passed; None for a move without gates.
+        approved: whether a person approved the move; None if no approval was needed.
+    """
     journaled = draft.begun
     requested = (draft.holder, to, reason)
     if journaled is None or (journaled.from_version, journaled.to_version, journaled.reason) != requested:

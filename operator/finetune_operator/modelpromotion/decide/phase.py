@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from finetune_crds.conditions import Condition, ConditionReason, ConditionType
 from finetune_crds.promotion_status import PromotionPhase
 
-# The phase by the reason of Accepted or Promoted, if it is not True. Blocked: the promotion, or something that it names, must change.
-# If a server or its administrator must act (MlflowNotConfigured, MoveRefused), the operator retries, and the phase is not Blocked.
+# The phase by the reason of Accepted or Promoted, if that condition is not True. Blocked: the promotion, or something that it names,
+# must change. If a server or its administrator must act (MlflowNotConfigured, MoveRefused), the operator retries, and the phase is not
+# Blocked.
 _PHASES: dict[str, PromotionPhase] = {
     ConditionReason.MLFLOW_NOT_CONFIGURED: "Pending",
     ConditionReason.GATE_INCONCLUSIVE: "Pending",
@@ -28,8 +29,8 @@ _PHASES: dict[str, PromotionPhase] = {
     ConditionReason.ALIAS_MOVED: "Blocked",
     ConditionReason.ALIAS_REMOVED: "Blocked",
 }
-# Reasons of Served, if it is not True, that mean Blocked. For all other reasons the operator retries, although some of them need a
-# person too, for example to grant a permission (DatabricksForbidden).
+# Reasons for which Served is not True and the phase is Blocked. For all other reasons the operator retries, although some of them need
+# a person too, for example to grant a permission (DatabricksForbidden).
 _BLOCKED_ENDPOINT = (
     ConditionReason.ENDPOINT_FAILED,
     ConditionReason.CANARY_FAILED,

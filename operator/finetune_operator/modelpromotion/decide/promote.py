@@ -1,4 +1,4 @@
-"""Policies for the candidate, after source, drift and rollback: it is withdrawn, in place, reverted or promoted."""
+"""Policies for the alias, after drift and rollback: withdraw a failed version, settle at the candidate, revert to it, or promote it."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def withdraw(draft: Draft) -> Outcome:
         draft.remember(withheld=None)
         return Continue
     has_alias = draft.status.promoted == withheld.version
-    back = withheld.back or draft.status.previous
     if withheld.reason == "Withdrawn" and has_alias:
-        return _take_back(draft, withheld, back)
+        return _take_back(draft, withheld)
     if draft.status.candidate not in (None, withheld.version):
+        # The source names another version, which is not withheld.
         return Continue
     forget_waits(draft)
     if withheld.reason == "Adopted":
@@ -49,8 +49,9 @@ def _has_expired(draft: Draft, withheld: Withheld) -> bool:
     return has_other_candidate or have_terms_changed
 
 
-def _take_back(draft: Draft, withheld: Withheld, back: str | None) -> Outcome:
-    """Move the alias from a withdrawn version to the version before it, if that still exists."""
+def _take_back(draft: Draft, withheld: Withheld) -> Outcome:
+    """Move the alias from a withdrawn version to the version before it, if that still exists; without one, remove the alias."""
+    back = withheld.back or draft.status.previous
     if back is not None and draft.observed.versions.get(back) is None:
         message = f"{withheld.message}; version {back}, which had the alias before, no longer exists"
         draft.stop(ConditionReason.WITHDRAWN, message)
@@ -78,25 +79,31 @@ def settle(draft: Draft) -> Outcome:
 def revert(draft: Draft) -> Outcome:
     """Move the alias back at once if spec.source.version names a version that had it before with the same gates: a git revert."""
     version = draft.spec.source.version
-    gates = gates_digest(draft.spec.gates)
-    passed = _passed_before(draft, gates)
-    if version is None or passed is None or not _still_passes(draft, version):
+    digest = gates_digest(draft.spec.gates)
+    earlier_move = _find_earlier_move(draft, digest)
+    if version is None or earlier_move is None or not _still_passes(draft, version):
         return Continue
     forget_waits(draft)
-    message = f"version {version} passed the same gates and had the alias on {passed.time:%Y-%m-%d}"
+    message = f"version {version} passed the same gates and had the alias on {earlier_move.time:%Y-%m-%d}"
     draft.set(ConditionType.GATES_PASSED, True, ConditionReason.PASSED_BEFORE, message)
     text = f"spec.source.version moved the alias back to version {version}, which had it before with the same gates"
     return begin(
-        draft, version, "Reverted", text, by=draft.promotion.editor, gates=gates, approved=passed.approved
+        draft,
+        version,
+        "Reverted",
+        text,
+        by=draft.promotion.editor,
+        gates=digest,
+        approved=earlier_move.approved,
     )
 
 
-def _passed_before(draft: Draft, gates: str) -> Move | None:
-    """The earlier move of the alias to the source's version; None if there is none, or the version must be judged again."""
+def _find_earlier_move(draft: Draft, digest: str) -> Move | None:
+    """The last move that promoted the source's version with the same gates; None if there is none or the version must be judged again."""
     for move in draft.status.history:
         if move.from_version == draft.spec.source.version and move.reason in _LOSS_REASONS:
             return None
-        if _may_go_back(draft, move, gates):
+        if _is_promotion_with(draft, move, digest):
             return move
     return None
 
@@ -108,24 +115,23 @@ def _still_passes(draft: Draft, version: str) -> bool:
     return candidate is not None and all(item.verdict == "Passed" for item in judge(gates, candidate, None))
 
 
-def _may_go_back(draft: Draft, move: Move, gates: str) -> bool:
-    """Whether this move promoted the source's version with the same gates, and with an approval if the spec requires one."""
-    since = draft.status.watch_start_time
-    approved = move.approved or draft.spec.approval is None
-    passed = move.reason in ("Promoted", "Reverted") and move.gates == gates and approved
-    return (
-        passed and move.to_version == draft.spec.source.version and since is not None and move.time >= since
-    )
+def _is_promotion_with(draft: Draft, move: Move, digest: str) -> bool:
+    """Whether this move promoted the source's version with the gates of this digest, and with an approval if the spec requires one."""
+    watch_start = draft.status.watch_start_time
+    is_watched = watch_start is not None and move.time >= watch_start
+    is_approved = move.approved or draft.spec.approval is None
+    has_passed = move.reason in ("Promoted", "Reverted") and move.gates == digest and is_approved
+    return has_passed and is_watched and move.to_version == draft.spec.source.version
 
 
 def promote(draft: Draft) -> Outcome:
     """Move the alias to the candidate, which meets every requirement."""
     version = draft.status.candidate or ""
-    gates = draft.status.gates
-    passed = f", which passed {gates.summary} gates" if gates and gates.verdicts else ""
+    judged = draft.status.gates
+    passed = f", which passed {judged.summary} gates" if judged and judged.verdicts else ""
     approval = draft.spec.approval
     by = (approval.by or draft.promotion.editor) if approval else promotion_actor(draft)
     message = f"{draft.spec.alias} is version {version}{passed}{f', approved by {by}' if approval else ''}"
-    gates_passed = gates_digest(draft.spec.gates)
+    digest = gates_digest(draft.spec.gates)
     approved = True if approval else None
-    return begin(draft, version, "Promoted", message, by=by, gates=gates_passed, approved=approved)
+    return begin(draft, version, "Promoted", message, by=by, gates=digest, approved=approved)

@@ -25,45 +25,51 @@ def summarize_status(
     promotion: Promotion, status: ModelPromotionStatus, now: datetime
 ) -> ModelPromotionStatus:
     """The status with the fields that are derived from it: `passed`, the phase, the summary conditions and their generation."""
-    status, word = status.model_copy(update={"passed": _passed_version(status)}), phase(status.conditions)
-    return summarize(
-        status, _assess_readiness(promotion, status, word), word, now=now, generation=promotion.generation
-    )
+    status = status.model_copy(update={"passed": _passed_version(status)})
+    new_phase = phase(status.conditions)
+    readiness = _assess_readiness(promotion, status, new_phase)
+    return summarize(status, readiness, new_phase, now=now, generation=promotion.generation)
 
 
-def _assess_readiness(promotion: Promotion, status: ModelPromotionStatus, word: PromotionPhase) -> Readiness:
+def _assess_readiness(
+    promotion: Promotion, status: ModelPromotionStatus, new_phase: PromotionPhase
+) -> Readiness:
     """The content of the summary conditions.
 
     Args:
         promotion: the resource at the start of the pass.
         status: the new status, complete except for the phase and the summary. It has at least one condition.
-        word: the new phase.
+        new_phase: the phase of the new status.
     """
     by_type = {item.type: item for item in status.conditions}
-    explanation, is_ready = next(_explanations(by_type)), _is_at_passed_version(promotion, status, word)
+    explanation = next(_explanations(by_type))
+    is_ready = _is_at_passed_version(promotion, status, new_phase)
     served = by_type.get(ConditionType.SERVED)
     if is_ready and served and served.status != "True":
         explanation, is_ready = served, False
     message = explanation.message
     if is_ready and (explanation.type != ConditionType.PROMOTED or explanation.status != "True"):
         message = f"{_describe_alias(promotion, status)}; {message}"
-    return Readiness(is_ready, _companions(word, explanation, is_ready=is_ready), explanation.reason, message)
+    also = _companions(new_phase, explanation, is_ready=is_ready)
+    return Readiness(is_ready, also, explanation.reason, message)
 
 
-def _companions(word: PromotionPhase, explanation: Condition, *, is_ready: bool) -> tuple[ConditionType, ...]:
+def _companions(
+    new_phase: PromotionPhase, explanation: Condition, *, is_ready: bool
+) -> tuple[ConditionType, ...]:
     """Reconciling or Stalled; empty if the promotion is at rest."""
-    if _is_blind(explanation):
+    if _are_others_outdated(explanation):
         return (ConditionType.RECONCILING,)
-    if word in ("Refused", "Suspended") and is_ready:
+    if new_phase in ("Refused", "Suspended") and is_ready:
         return ()
-    if word == "Promoted" and explanation.status == "True":
+    if new_phase == "Promoted" and explanation.status == "True":
         return ()
-    if word in ("Refused", "Blocked"):
+    if new_phase in ("Refused", "Blocked"):
         return (ConditionType.STALLED,)
     return (ConditionType.RECONCILING,)
 
 
-def _is_blind(explanation: Condition) -> bool:
+def _are_others_outdated(explanation: Condition) -> bool:
     """Whether the other conditions may be outdated, because the registry does not answer or the operator failed."""
     if explanation.type == ConditionType.REGISTRY_READY:
         return explanation.status != "True" and explanation.reason != ConditionReason.REGISTRY_CHANGED
@@ -80,29 +86,35 @@ def _describe_alias(promotion: Promotion, status: ModelPromotionStatus) -> str:
 
 
 def _explanations(by_type: Mapping[str, Condition]) -> Iterator[Condition]:
-    """The conditions that explain the state of the promotion, most specific first."""
+    """The conditions that explain the state of the promotion: first what prevents progress, then what is achieved."""
     accepted, suspended = by_type.get(ConditionType.ACCEPTED), by_type.get(ConditionType.SUSPENDED)
     if accepted and accepted.status != "True":
         yield accepted
     if suspended and suspended.status == "True":
         yield suspended
-    unmet = (ConditionType.REGISTRY_READY, ConditionType.PROMOTED, ConditionType.SERVED)
-    yield from (by_type[kind] for kind in unmet if kind in by_type and by_type[kind].status != "True")
-    done = (ConditionType.PROMOTED, ConditionType.REGISTRY_READY, ConditionType.ACCEPTED)
-    yield from (by_type[kind] for kind in done if kind in by_type)
+    for kind in (ConditionType.REGISTRY_READY, ConditionType.PROMOTED, ConditionType.SERVED):
+        if kind in by_type and by_type[kind].status != "True":
+            yield by_type[kind]
+    for kind in (ConditionType.PROMOTED, ConditionType.REGISTRY_READY, ConditionType.ACCEPTED):
+        if kind in by_type:
+            yield by_type[kind]
     yield from by_type.values()
 
 
-def _is_at_passed_version(promotion: Promotion, status: ModelPromotionStatus, word: PromotionPhase) -> bool:
+def _is_at_passed_version(
+    promotion: Promotion, status: ModelPromotionStatus, new_phase: PromotionPhase
+) -> bool:
     """Whether the alias points at a version that passed its gates, or that a person chose."""
-    if _is_elsewhere(status):
+    if _has_registry_changed(status):
         return False
-    if promotion.spec is None or word in ("Promoted", "Blocked"):
-        return word == "Promoted"
+    if new_phase == "Promoted":
+        return True
+    if new_phase == "Blocked" or promotion.spec is None:
+        return False
     return _is_settled(promotion.spec, status) and status.passed == status.promoted
 
 
-def _is_elsewhere(status: ModelPromotionStatus) -> bool:
+def _has_registry_changed(status: ModelPromotionStatus) -> bool:
     """Whether the last read of the registry showed that it is another registry."""
     by_type = {item.type: item for item in status.conditions}
     registry, promoted = by_type.get(ConditionType.REGISTRY_READY), by_type.get(ConditionType.PROMOTED)

@@ -36,8 +36,8 @@ def remove(draft: Draft) -> None:
             f"registry ({problem.message}): remove the alias in the registry"
         )
         draft.set(ConditionType.REGISTRY_READY, False, problem.reason, message)
-        # NB: the status disappears with the object, so an Event must show the message. RegistryReady causes no Event if it had this
-        # reason before, but each new message of Promoted does.
+        # NB: the status disappears with the object, so an Event must show the message. For Promoted, each new message causes an Event;
+        # for RegistryReady, only a new reason does.
         draft.stop(problem.reason, message)
         draft.finalizer = False
     elif problem:

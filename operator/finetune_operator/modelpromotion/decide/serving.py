@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.serving import Route
-from finetune_operator.modelpromotion.decide import alias_history, canary
+from finetune_operator.modelpromotion.decide import alias_history, canary, endpoint_change
 from finetune_operator.modelpromotion.decide import endpoint as endpoints
-from finetune_operator.modelpromotion.decide import endpoint_change as change
 from finetune_operator.modelpromotion.decide.draft import Draft
 from finetune_operator.modelpromotion.decide.endpoint_failure import fail, go_back
 from finetune_operator.modelpromotion.decide.endpoint_logging import is_logging, stop_logging
@@ -20,6 +19,7 @@ def serve(draft: Draft) -> None:
     spec, version = draft.serving, draft.status.promoted
     if spec is None:
         return
+    # After a failure, the alias may have been removed, and the routes must still be restored.
     if version is None and not canary.serving_status(draft).failure:
         message = f"{draft.spec.alias} does not point to a version yet: the endpoint has nothing to serve"
         draft.set(ConditionType.SERVED, False, ConditionReason.WAITING_FOR_VERSION, message)
@@ -59,12 +59,13 @@ def hold(draft: Draft) -> None:
 
 
 def _report_hold(draft: Draft) -> None:
-    """Report why the endpoint does not follow the alias at the moment."""
+    """Report why the endpoint does not follow the alias at the moment. Outside a canary, Served stays unchanged while the alias moves."""
     alias, promoted, holder = draft.spec.alias, draft.status.promoted, draft.holder
     step = canary.describe_step(draft)
     if step:
         draft.requeue_after(draft.settings.poll_seconds)
-    if promoted != holder and draft.status.move is None:
+    has_drifted = promoted != holder and draft.status.move is None
+    if has_drifted:
         stays = (
             f"{step}; the step does not change"
             if step
@@ -91,7 +92,7 @@ def _begin(draft: Draft, endpoint: Endpoint, version: str) -> None:
     may_retry = failure is not None and (
         failure.version != version or failure.generation != draft.promotion.generation
     )
-    if not is_new_version and not may_retry:
+    if not (is_new_version or may_retry):
         return
     # NB: an interrupted rollout was never in place: restore the routes that were saved before it.
     saved = endpoints.routes_of(endpoint.served) if status.saved is None else status.saved
@@ -115,19 +116,20 @@ def _advance(draft: Draft, endpoint: Endpoint, version: str) -> None:
         return
     routes = _current_routes(draft, version)
     if endpoint.updating:
-        change.wait(draft, endpoint, routes)
+        endpoint_change.wait(draft, endpoint, routes)
     elif endpoints.has_failed(draft, endpoint, routes):
         fail(draft, endpoint, "EndpointFailed", f"its deployment failed: {endpoint.message}")
     elif not endpoints.is_in_place(draft, endpoint, routes):
-        change.request(draft, endpoint, routes)
+        endpoint_change.request(draft, endpoint, routes)
     else:
-        change.complete(draft, endpoint)
-        if not change.is_answering(draft, endpoint) or not is_logging(draft, endpoint):
+        endpoint_change.complete(draft, endpoint)
+        # NB: each of these two reports why not, and the second must not run before the first is true.
+        if not endpoint_change.is_answering(draft, endpoint) or not is_logging(draft, endpoint):
             return
         if not canary.serving_status(draft).step:
             _conclude(draft, routes)
         elif canary.take_next_step(draft, verdicts):
-            change.request(draft, endpoint, _current_routes(draft, version))
+            endpoint_change.request(draft, endpoint, _current_routes(draft, version))
 
 
 def _current_routes(draft: Draft, version: str) -> list[Route]:

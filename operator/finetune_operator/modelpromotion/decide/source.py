@@ -48,7 +48,7 @@ def require_model(draft: Draft) -> Outcome:
         return Continue
     forget_waits(draft)
     if draft.status.registry is None:
-        # An older version of the operator wrote the status, without an identity to compare: start over.
+        # The promotion is new, or an older version of the operator wrote the status without an identity to compare: start over.
         draft.update(promoted=None, previous=None, candidate=None, watch_start_time=None)
         draft.update(rollback=None, gates=None, journal=None)
         draft.unset(ConditionType.DRIFTED, ConditionType.GATES_PASSED)
