@@ -1,4 +1,4 @@
-"""Names and labels of the objects that the operator creates. A comment names the reader of each."""
+"""Names and labels of the objects that the operator creates. The comment after a label, an annotation or a finalizer says who reads it."""
 
 from __future__ import annotations
 
@@ -26,9 +26,7 @@ LABEL_COMPONENT = "finetune.dev/component"  # the operator and people: prep, pre
 LABEL_ATTEMPT = "finetune.dev/attempt"  # the operator and people: which training attempt
 ANNOTATION_VERSION = "finetune.dev/version"  # the operator, on the evaluation's Job: the version to evaluate
 ANNOTATION_DIGEST = "finetune.dev/digest"  # the operator, on the evaluation's Job: what the results of a custom command depend on
-ANNOTATION_PROBE = (
-    "finetune.dev/began-with-one-pod"  # the operator, on the Job of an attempt after a server did not answer
-)
+ANNOTATION_PROBE = "finetune.dev/began-with-one-pod"  # the operator, on an attempt's Job: one pod tries a server that did not answer before
 LABEL_CONTROLLER = "batch.kubernetes.io/controller-uid"  # Kubernetes, on pods: the uid of their Job
 LABEL_QUEUE = "kueue.x-k8s.io/queue-name"  # Kueue, on Jobs and on a SparkApplication
 

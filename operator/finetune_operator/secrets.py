@@ -49,6 +49,7 @@ async def read(
         reason = ConditionReason.CREDENTIALS_UNREADABLE
         message = f"{what} contains credentials that are not text: recreate it from text"
     except KubeError as error:
+        # 400: the API server does not accept the name.
         if error.status not in (400, 403):
             raise
         remedy = (

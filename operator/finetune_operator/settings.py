@@ -41,9 +41,9 @@ class Settings:
         tracking_public_url: URL of the default MLflow server for a browser; empty for `tracking_uri`.
         dashboard_url: URL of a job's dashboard, with {namespace}, {name} and {runId}; empty for none.
         namespace: the operator's own namespace, where it keeps its Leases.
-        lease_name: the Lease that one of the operator's replicas holds, which leads.
-        lease_seconds: duration of this Lease: another replica leads so long after the leader was last heard of.
-        replica: name of this replica, which the process keeps when it is restarted, and no other replica has; empty for none.
+        lease_name: the Lease by which the operator's replicas elect their leader.
+        lease_seconds: duration of this Lease: if the leader does not renew it for so long, another replica leads.
+        replica: unique name of this replica, which stays the same when its process restarts; empty for none.
         databricks_host: Databricks workspace for resources that name no Secret; empty for none.
         databricks_client_id: service principal of the operator's login to this workspace; empty for account-wide federation.
         databricks_token_audience: audience of the service-account tokens that pods of jobs use to log in to this workspace.
@@ -51,7 +51,7 @@ class Settings:
         databricks_token_file: file with the service-account token that the operator exchanges for a token of this workspace.
         namespaces: namespaces to watch; empty for all.
         resync_seconds: interval at which every resource is reconciled without an event.
-        poll_seconds: interval at which MLflow is read for an active job.
+        poll_seconds: interval at which servers outside the cluster, such as MLflow, are read while a job or a promotion is active.
         registration_patience_seconds: how long after training a model version may take to appear.
         workers: number of resources of each kind that are reconciled at the same time.
         log_level: Python's name of the level.
@@ -98,12 +98,14 @@ class Settings:
         server. The models of a Databricks workspace are in Unity Catalog, and the runs of these models in the workspace.
         """
         server = tracking.uri or self.tracking_uri
-        default = self.registry_uri if not tracking.uri else ""
-        return server, tracking.registry_uri or default or (UNITY_CATALOG if server == DATABRICKS else server)
+        default_registry = "" if tracking.uri else self.registry_uri
+        registry_of_server = UNITY_CATALOG if server == DATABRICKS else server
+        return server, tracking.registry_uri or default_registry or registry_of_server
 
     def on_databricks(self, tracking: Tracking | PromotionTracking) -> bool:
         """Whether the runs of a resource are in a Databricks workspace."""
-        return self.servers(tracking)[0] == DATABRICKS
+        server, _ = self.servers(tracking)
+        return server == DATABRICKS
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Settings:

@@ -24,31 +24,34 @@ LOST_WITH_POD = ("emptyDir", "ephemeral")
 """Kinds of volumes that are deleted with their pod."""
 
 
-def merge(below: Any, above: Any, key: str = "") -> Any:
-    """Merge `above` into `below`: maps are merged, keyed lists are merged by their key, and everything else is replaced.
+def merge(below: Any, above: Any, field: str = "") -> Any:
+    """Merge `above` into `below`: maps are merged, lists are merged by the key of their items or joined, and everything else is replaced.
 
     Users write `above`, and the API server has not validated it: null is treated as absent, and invalid values stay, so that the API
     server rejects them.
+
+    Args:
+        field: the name of the field that has both values.
     """
     if above is None:
         return below
     if isinstance(below, dict) and isinstance(above, dict):
+        in_both = below.keys() & above.keys()
         return {
-            name: merge(below[name], above[name], name)
-            if name in below and name in above
-            else (above | below)[name]
-            for name in [*below, *(name for name in above if name not in below)]
+            name: merge(below[name], above[name], name) if name in in_both else value
+            for name, value in {**below, **above}.items()
         }
-    if isinstance(below, list) and isinstance(above, list) and key in _JOINED:
+    if isinstance(below, list) and isinstance(above, list) and field in _JOINED:
         return [*below, *above]
-    if isinstance(below, list) and isinstance(above, list) and key in _KEYS:
-        return _merge_keyed(below, above, _KEYS[key], deep=key in _DEEP)
+    if isinstance(below, list) and isinstance(above, list) and field in _KEYS:
+        return _merge_keyed(below, above, _KEYS[field], deep=field in _DEEP)
     return above
 
 
 def _merge_keyed(below: list[Any], above: list[Any], key: str, *, deep: bool) -> list[Any]:
-    """Merge lists whose items have a key. If both have an item with a key, the items are merged (`deep`), or the upper one is kept."""
+    """Merge lists whose items have a key. An item of `above` is merged into the item of `below` with its key (`deep`), or replaces it."""
     merged = {_identity(item, key, position): item for position, item in enumerate(below)}
+    # The positions continue, so that an item without a key replaces no item of `below`.
     for position, item in enumerate(above, start=len(below)):
         identity = _identity(item, key, position)
         merged[identity] = merge(merged[identity], item) if deep and identity in merged else item
@@ -106,12 +109,15 @@ def is_below(path: str, mount: str) -> bool:
 def requested_devices(template: Json | None) -> list[str]:
     """The devices that a template's containers request: extended resources, such as GPUs, and resource claims."""
     every_container = [*items(template, "containers"), *items(template, "initContainers")]
-    resources = [each for item in every_container if isinstance(each := item.get("resources"), dict)]
-    amounts = [
-        each
+    resources = [item["resources"] for item in every_container if isinstance(item.get("resources"), dict)]
+    names = [
+        name
         for item in resources
         for kind in ("limits", "requests")
-        if isinstance(each := item.get(kind), dict)
+        if isinstance(item.get(kind), dict)
+        for name in item[kind]
     ]
+    # Only the names of extended resources have a domain, such as nvidia.com/gpu.
+    extended = dict.fromkeys(name for name in names if "/" in name)
     claims = ["resource claims"] if any(item.get("claims") for item in resources) else []
-    return [*dict.fromkeys(name for each in amounts for name in each if "/" in name), *claims]
+    return [*extended, *claims]

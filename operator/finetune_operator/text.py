@@ -22,7 +22,7 @@ def format_time(when: datetime | None) -> str:
 
 def format_duration(seconds: int) -> str:
     """A duration in its two largest units, such as 1h20m; seconds are shown only below ten minutes."""
-    minutes, remainder = divmod(max(seconds, 0), 60)
+    minutes, rest_seconds = divmod(max(seconds, 0), 60)
     hours, days = minutes // 60, minutes // (24 * 60)
     if days:
         return _join_units(days, "d", hours % 24, "h")
@@ -30,11 +30,11 @@ def format_duration(seconds: int) -> str:
         return _join_units(hours, "h", minutes % 60, "m")
     if minutes >= _MINUTES_WITH_SECONDS:
         return f"{minutes}m"
-    return _join_units(minutes, "m", remainder, "s") if minutes else f"{remainder}s"
+    return _join_units(minutes, "m", rest_seconds, "s") if minutes else f"{rest_seconds}s"
 
 
-def _join_units(large: int, unit: str, small: int, smaller: str) -> str:
-    return f"{large}{unit}" + (f"{small}{smaller}" if small else "")
+def _join_units(large: int, large_unit: str, small: int, small_unit: str) -> str:
+    return f"{large}{large_unit}" + (f"{small}{small_unit}" if small else "")
 
 
 def shorten(text: str, limit: int = 300) -> str:
@@ -54,7 +54,7 @@ def mask(text: str, secrets: Iterable[str]) -> str:
 
 
 def normalize_address(uri: str) -> str:
-    """The address in one spelling, so that equal servers compare equal; other text stays unchanged."""
+    """The http or https address in one spelling, so that equal servers compare equal; other text is only stripped."""
     try:
         parts = urlsplit(uri.strip())
     except ValueError:

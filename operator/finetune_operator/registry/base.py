@@ -91,15 +91,18 @@ def parse_milliseconds(stamp: object) -> datetime | None:
 
 
 def find_eval_digest(tags: Mapping[str, str], run_tags: Mapping[str, str]) -> str | None:
-    """The digest of the evaluation data, from a version's tags or else from its run's tags, in the order in which gates look up numbers."""
+    """The digest of the evaluation data, from a version's tags or else from its run's tags; gates look up numbers in this order too."""
     return tags.get(contract.TAG_EVAL_DATA) or run_tags.get(contract.TAG_EVAL_DATA) or None
 
 
 def find_comparison_tag(version: ModelVersion, number: str) -> tuple[str, str | None]:
-    """The name of the tag with the digest of the data behind a version's number, and the digest; None if it is not recorded.
+    """The tag that has the digest of the data that a version's number was measured on, and the digest (None if it is not recorded).
 
-    Two versions can be compared if these digests are equal. Numbers of spec.evaluation are tags of the version and have another
-    digest than numbers of the training.
+    The numbers of two versions can be compared if tag and digest are equal. The tag shows whether a number comes from
+    spec.evaluation, whose numbers are tags of the version, or from the training.
+
+    Args:
+        number: the name of the number.
     """
     digest = version.tags.get(contract.TAG_EVALUATION_DATA)
     if digest and number in version.tags and number not in contract.TRAINING_METRICS:

@@ -23,6 +23,7 @@ def open_registry(
     """
     server, registry = settings.servers(tracking)
     if registry == UNITY_CATALOG:
+        # NB: the SDK takes a second to import, and most installations have no Databricks.
         from finetune_operator.databricks.workspace import open_workspace
         from finetune_operator.registry.unity import UnityRegistry
 
@@ -39,9 +40,9 @@ def find_metastore(settings: Settings, secret: Mapping[str, str] | None, *, fetc
         ExternalError: the workspace is not known, or cannot be reached.
     """
     from finetune_operator.databricks.workspace import open_workspace
-    from finetune_operator.registry.unity import find_metastore
+    from finetune_operator.registry import unity
 
-    return find_metastore(open_workspace(secret, settings), fetch=fetch)
+    return unity.find_metastore(open_workspace(secret, settings), fetch=fetch)
 
 
 def resolve_registry(settings: Settings, tracking: Json) -> str:

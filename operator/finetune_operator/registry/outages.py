@@ -36,7 +36,7 @@ class Outages:
     clock: Callable[[], float]
     seconds: float
     _outages: dict[Hashable, _Outage] = field(default_factory=dict)
-    """By server."""
+    """By server; the failures of logins are under keys of their own, see `log_in`."""
 
     async def ask(self, server: Hashable, call: Callable[[], Answer]) -> Answer:
         """Call a function in a thread, and return its result. During an outage of the server, raise the problem instead.

@@ -82,7 +82,7 @@ class UnityRegistry:
             run = None if unread else self._get_run(body.get("run_id"))
             return ModelVersion(
                 version=version,
-                ready=body.get("status", "READY") == "READY",
+                ready=_is_ready(body),
                 run_id=body.get("run_id") or None,
                 tags=tags,
                 metrics=_read_metrics(run) | _read_model_metrics(body),
@@ -101,7 +101,7 @@ class UnityRegistry:
                 numbers = [
                     int(item["version"])
                     for item in self._list_versions(name)
-                    if item.get("run_id") == run_id and item.get("status", "READY") == "READY"
+                    if item.get("run_id") == run_id and _is_ready(item)
                 ]
             except NotFound:
                 return None
@@ -223,6 +223,11 @@ def _check_name(name: str) -> None:
                 f"model {name} is not a three-level name, which Unity Catalog requires: use catalog.schema.name",
             )
         )
+
+
+def _is_ready(version: Mapping[str, Any]) -> bool:
+    """Whether the files of a version are complete. A version without a status counts as complete."""
+    return bool(version.get("status", "READY") == "READY")
 
 
 def _read_metrics(run: Run | None) -> dict[str, float]:

@@ -28,7 +28,7 @@ T = TypeVar("T")
 ANYWHERE = "any"
 """The value of `MoveAlias.expected` that matches whatever the alias points at."""
 
-# NB: a request takes at most 10 s, and the client of Databricks may send two other requests first, to log in again.
+# NB: a request takes at most 10 s, and the client of Databricks may send two other requests first, to log in again. The rest is a margin.
 _WRITE_SECONDS = 35.0
 _LEASE_SECONDS = 60
 # HTTP statuses for a Lease that stay the same until a role or a policy changes.
@@ -202,9 +202,10 @@ async def _move(session: _Session, registry: Registry, alias: str, move: MoveAli
             return
         await session.write(registry.delete_alias, model, alias)
     else:
-        source = registered.holder(move.source) if registered and move.source is not None else None
-        if move.source is not None and source != move.to:
-            raise AliasMoved(model, move.source, source, move.to)
+        if move.source is not None:
+            source_version = registered.holder(move.source) if registered else None
+            if source_version != move.to:
+                raise AliasMoved(model, move.source, source_version, move.to)
         await _set_tags(session, registry, move)
         if current == move.to:
             return

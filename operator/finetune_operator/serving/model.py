@@ -39,7 +39,7 @@ class Endpoint:
         pending: the configuration of the current or failed change; empty if none is reported.
         matches_spec: whether the configuration in force has the settings of the spec.
         logged_to: the table that requests are logged to; None if they are not logged.
-        traffic: metrics of each served version in the last minute, by version; empty if the endpoint exports none.
+        traffic: metrics of each served version in the last minute, by version and then by name; empty if the endpoint exports none.
         revision: differs after every requested change, including changes of the logging; None if it is not reported.
         url: address for requests.
     """

@@ -44,25 +44,26 @@ def read_endpoint(workspace: WorkspaceClient, spec: Serving) -> Endpoint:
                 details = workspace.serving_endpoints.get(spec.endpoint)
             except NotFound:
                 return Endpoint()
-            state = _parse_endpoint(details, spec, workspace.config.host)
+            endpoint = _parse_endpoint(details, spec, workspace.config.host)
             has_canary_gates = spec.canary is not None and bool(spec.canary.gates)
             if not has_canary_gates:
-                return state
-            return dataclasses.replace(state, traffic=_read_traffic(workspace, spec, state))
+                return endpoint
+            return dataclasses.replace(endpoint, traffic=_read_traffic(workspace, spec, endpoint))
     except ExternalError as error:
         return Endpoint(problem=error.problem)
 
 
 def _read_traffic(
-    workspace: WorkspaceClient, spec: Serving, state: Endpoint
+    workspace: WorkspaceClient, spec: Serving, endpoint: Endpoint
 ) -> dict[str, Mapping[str, float]]:
-    """The metrics of each served version, by version; empty if the endpoint exports no metrics."""
+    """The metrics of each served version, by version and then by name; empty if the endpoint exports no metrics."""
     from databricks.sdk.errors import NotFound, PermissionDenied
 
     try:
         contents = workspace.serving_endpoints.export_metrics(spec.endpoint).contents
         text = contents.read().decode() if contents else ""
-        return {item.version: parse_traffic(text, build_entity_name(item.version)) for item in state.served}
+        versions = [item.version for item in endpoint.served]
+        return {version: parse_traffic(text, build_entity_name(version)) for version in versions}
     except (NotFound, PermissionDenied, ValueError) as error:
         # Gates on these metrics become inconclusive, with a message about it.
         log.warning("the metrics of endpoint %s cannot be read: %s", spec.endpoint, error)
@@ -104,11 +105,14 @@ def _parse_served_versions(
     shares = {
         (route.served_entity_name or route.served_model_name): route.traffic_percentage for route in routes
     }
+    # Without routes, a single entity gets all the traffic.
     default_percent = 100 if len(entities) == 1 and not routes else 0
     return tuple(
         # External and foundation models have no name in a registry.
         ServedVersion(
-            item.entity_name or "", item.entity_version or "", shares.get(item.name, default_percent)
+            model=item.entity_name or "",
+            version=item.entity_version or "",
+            percent=shares.get(item.name, default_percent),
         )
         for item in entities
     )
@@ -146,7 +150,7 @@ def _describe_failure(details: api.ServingEndpointDetailed) -> str:
     """Databricks' messages about the served versions that it could not deploy."""
     from databricks.sdk.service import serving as api
 
-    failed = (
+    failed_states = (
         api.ServedModelStateDeployment.DEPLOYMENT_FAILED,
         api.ServedModelStateDeployment.DEPLOYMENT_ABORTED,
     )
@@ -154,7 +158,7 @@ def _describe_failure(details: api.ServingEndpointDetailed) -> str:
         messages = [
             f"version {item.entity_version}: {item.state.deployment_state_message}"
             for item in (config.served_entities if config else None) or []
-            if item.state and item.state.deployment in failed and item.state.deployment_state_message
+            if item.state and item.state.deployment in failed_states and item.state.deployment_state_message
         ]
         if messages:
             return "; ".join(messages)[:_MAX_MESSAGE_CHARS]

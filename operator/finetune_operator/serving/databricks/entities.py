@@ -46,11 +46,12 @@ _WORKLOAD_TYPES = {
 def resolve_workload(options: DatabricksServing) -> Workload:
     """The machines of a spec, with defaults."""
     concurrency = (options.concurrency.min, options.concurrency.max) if options.concurrency else None
+    default_size = None if concurrency else Workload.size
     return Workload(
-        options.workload_size or (None if concurrency else Workload.size),
-        _WORKLOAD_TYPES[options.workload_type or Workload.kind],
-        Workload.scale_to_zero if options.scale_to_zero is None else options.scale_to_zero,
-        concurrency,
+        size=options.workload_size or default_size,
+        kind=_WORKLOAD_TYPES[options.workload_type or Workload.kind],
+        scale_to_zero=Workload.scale_to_zero if options.scale_to_zero is None else options.scale_to_zero,
+        concurrency=concurrency,
     )
 
 
