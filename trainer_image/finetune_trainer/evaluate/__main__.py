@@ -18,7 +18,8 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the evaluation, write a termination message, and return the exit code."""
     options = _options(arguments)
     exit_status.exit_on_sigterm()
-    return exit_status.run(partial(_fetch if options.fetch else _evaluate, options.model))
+    run = _fetch if options.fetch else _evaluate
+    return exit_status.run(partial(run, options.model))
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:

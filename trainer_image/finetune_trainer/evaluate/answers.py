@@ -52,19 +52,19 @@ class Decoding:
         self, network: Network, prompts: Sequence[list[int]]
     ) -> Iterator[tuple[int, list[int]]]:
         """Yield batches of prompts of similar length: the number of tokens that each answer may have, and the indices of the prompts."""
-        virtual = _count_virtual_tokens(network)
+        virtual_tokens = _count_virtual_tokens(network)
         context = getattr(network.base.config.get_text_config(), "max_position_embeddings", None)
 
-        def key(index: int) -> tuple[int, int]:
+        def batch_key(index: int) -> tuple[int, int]:
+            """The tokens that the answer may have, and the length if only prompts of equal length may share a batch, otherwise 0."""
             length = len(prompts[index])
-            remaining = self.max_new_tokens if context is None else context - virtual - length
-            # NB: with virtual tokens, peft drops position ids, and padding would move the prompt away from these tokens: only prompts of
-            # equal length share a batch.
-            return min(remaining, self.max_new_tokens), length if virtual else 0
+            remaining = self.max_new_tokens if context is None else context - virtual_tokens - length
+            # NB: with virtual tokens, peft drops position ids, and padding would move the prompt away from these tokens.
+            return min(remaining, self.max_new_tokens), length if virtual_tokens else 0
 
         # `groupby` needs prompts with the same key next to each other: the key depends only on the length.
         order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]), reverse=True)
-        for (room, _), group in groupby(order, key):
+        for (room, _), group in groupby(order, batch_key):
             # Without room, the answers stay empty.
             if room <= 0:
                 continue
@@ -76,6 +76,7 @@ class Decoding:
         self, network: Network, prompts: list[list[int]], room: int, device: torch.device
     ) -> list[list[int]]:
         """Return the tokens after each prompt; tokens after the end of an answer are arbitrary."""
+        # Padded at the left, all prompts end at the same position, where their answers begin.
         padding, width = pad_id(self.ending.tokenizer), max(map(len, prompts))
         ids = [[padding] * (width - len(prompt)) + prompt for prompt in prompts]
         mask = [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]

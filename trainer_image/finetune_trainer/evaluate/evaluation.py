@@ -36,7 +36,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _Measurement:
-    """The results of one model: metrics by name, and the answers that it generated."""
+    """The results of one model.
+
+    numbers: the metrics by name.
+    answers: the generated answers, in the order of the questions; empty without questions.
+    references: the expected answers, in the same order.
+    """
 
     numbers: dict[str, float]
     answers: list[str] = field(default_factory=list)
@@ -133,9 +138,10 @@ class _Evaluator:
         return measurement
 
     def _measure_network(self, source: Source, spec: Model, name: str) -> _Measurement:
-        numbers, requested_metrics, batch_size = {}, self.spec.selected_metrics, self.spec.batch_size
-        new = NewTokens.of(spec, self.tokenizer)
-        with model.load_model(source, spec, name, self.device, new, dtype=self.dtype) as network:
+        requested_metrics, batch_size = self.spec.selected_metrics, self.spec.batch_size
+        numbers: dict[str, float] = {}
+        new_tokens = NewTokens.of(spec, self.tokenizer)
+        with model.load_model(source, spec, name, self.device, new_tokens, dtype=self.dtype) as network:
             if "Loss" in requested_metrics or "Perplexity" in requested_metrics:
                 padding = pad_id(self.tokenizer)
                 mean_loss = loss.compute_mean_loss(

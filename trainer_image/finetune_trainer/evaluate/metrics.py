@@ -48,6 +48,7 @@ def compute_answer_metrics(
         answers: the answers of a model, at least one.
         references: the expected answers of the rows.
     """
+    # Each function returns a number for each name of its metric in NUMBER_NAMES.
     measures = {
         "ExactMatch": compute_exact_match,
         "Accuracy": compute_accuracy,

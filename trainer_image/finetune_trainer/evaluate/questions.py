@@ -34,7 +34,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Ending:
-    """The end of answers, and the way to read them.
+    """What ends an answer, and the tokenizer that decodes answers.
 
     stops: token ids that end an answer: those in the files of the model, at which servers stop too, and the end of text.
     """
@@ -44,7 +44,7 @@ class Ending:
 
     def text(self, tokens: list[int]) -> str:
         """Return an answer as text, up to its first stop token and without special tokens."""
-        end = next((at for at, token in enumerate(tokens) if token in self.stops), len(tokens))
+        end = next((index for index, token in enumerate(tokens) if token in self.stops), len(tokens))
         # NB: the tokenizer's own setting may remove spaces before punctuation, which would change the answer.
         decoded = self.tokenizer.decode(
             tokens[:end], skip_special_tokens=True, clean_up_tokenization_spaces=False
@@ -58,11 +58,15 @@ class Ending:
 
 
 def build_questions(documents: Documents, rows: Mapping[str, list[Any]]) -> Iterator[Question | None]:
-    """Yield the question of each row of a batch of columns; None for a row without an answer.
+    """Yield the question of each row of a batch of columns; None for a row without one.
 
-    The answer is the last learned answer of a conversation, or the chosen answer of a preference. Also None if the chat template refuses
-    the messages before the answer, for example if a conversation begins with the assistant: training with objective.lossOn: All
-    needs no such prompt. Also None if the rendered prompt does not begin the rendered conversation, and the answer has no text.
+    The answer is the last learned answer of a conversation, the response to a prompt, or the chosen answer of a preference. There is
+    no question in these cases:
+
+    - The row has no answer.
+    - The chat template refuses the messages before the answer, for example because the conversation begins with the assistant. Training
+      with objective.lossOn: All accepts such rows.
+    - The rendered prompt is not the beginning of the rendered conversation, and the answer has no text.
 
     Raises:
         DataError: a row does not have the type of its column.
@@ -82,20 +86,19 @@ def build_questions(documents: Documents, rows: Mapping[str, list[Any]]) -> Iter
     prompts = rows[str(columns.prompt)]
     # The first answer, the chosen answer or the response, is the reference.
     answer_columns = [name for name in (columns.chosen, columns.rejected) if name] or [str(columns.response)]
+    reference_column = answer_columns[0]
     examples = list(zip(prompts, *(rows[name] for name in answer_columns), strict=True))
     are_texts = [all(isinstance(value, str) for value in example) for example in examples]
     if not all(are_texts):
         documents.check_template("a preference with lists of {role, content}", "model.base")
-    for (prompt, *answers), is_text in zip(examples, are_texts, strict=True):
+    for (prompt, reference, *_), is_text in zip(examples, are_texts, strict=True):
         if is_text:
             (tokens,) = documents.encode_prompts([prompt])
-            yield Question(tokens, prompt, answers[0])
+            yield Question(tokens, prompt, reference)
             continue
         prompt_messages = to_messages(prompt, "user", str(columns.prompt))
-        reply = extract_reply(
-            prompt_messages, to_messages(answers[0], "assistant", answer_columns[0]), answer_columns[0]
-        )
-        messages = [*prompt_messages, *reply]
+        reference_messages = to_messages(reference, "assistant", reference_column)
+        messages = [*prompt_messages, *extract_reply(prompt_messages, reference_messages, reference_column)]
         answered = [turn for turn in loss_mask.find_answers(messages) if turn >= len(prompt_messages)]
         yield _build_question(documents, messages, answered, None)
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 # Any day will do, see `Row.fingerprint`.
 _FIXED_DAY = date(2000, 1, 1)
-# Part of the digest: another way to generate answers must have another number.
+# Part of the digest. Increase it whenever answers are generated in another way.
 _DECODING_VERSION = 1
 _DIGEST_CHARS = 12
 
@@ -151,11 +151,12 @@ def _read_rows(recipe: Recipe, spec: Evaluation, encoder: Encoder) -> Iterator[R
             )
             # Of a preference, only the first document is evaluated: the prompt with the chosen answer.
             for (document, *_), fixed_day_document, question in row_parts:
+                # One row, without a label. A row that is dropped has no example.
                 for example in encoder.select_examples([(document,)], [None]):
                     if asks and question is None:
                         encoder.counts["without a question"] += 1
-                    identity = example if fixed_day_document is None else Encoded.of(fixed_day_document)
-                    yield Row(example, question, identity.fingerprint)
+                    hashed = example if fixed_day_document is None else Encoded.of(fixed_day_document)
+                    yield Row(example, question, hashed.fingerprint)
 
 
 def _render_on_fixed_day(documents: Documents, batch: Mapping[str, list[Any]]) -> Iterator[Document | None]:

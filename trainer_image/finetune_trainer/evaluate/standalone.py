@@ -44,10 +44,12 @@ def write(recipe: Recipe, uri: str, folder: Path) -> None:
     if source.adapter is not None:
         merge.merge_into_base(source.base, source.adapter, spec, folder, model.VERSION)
     else:
+        # Files outside the working folder are in the cache or on a volume, and must stay there.
         is_downloaded = source.base.is_relative_to(work)
+        transfer = shutil.move if is_downloaded else shutil.copyfile
         for path in sorted(source.base.iterdir()):
             if path.is_file():
-                (shutil.move if is_downloaded else shutil.copyfile)(path, folder / path.name)
+                transfer(path, folder / path.name)
     tokenizer.save_pretrained(folder)
     shutil.rmtree(work, ignore_errors=True)
     print(f"{uri} is in {folder}", flush=True)

@@ -37,7 +37,7 @@ ROLES = {"human": "user", "gpt": "assistant", "function": "tool"}
 """Roles that have another name in OpenAI's format: ShareGPT's (source: FastChat, conversation format of Vicuna), and `function`, which
 `tool` has replaced."""
 INSTRUCTING = ("system", "developer")
-"""Roles of the messages that tell the assistant what to do in all conversations."""
+"""Roles of the messages with instructions for the whole conversation."""
 UNSPOKEN = (*INSTRUCTING, "tool")
 """Roles of messages that are neither the user's nor the assistant's; any other role is a name for the user or the assistant."""
 LEGACY_CALL = "function_call"

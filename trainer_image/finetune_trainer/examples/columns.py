@@ -146,7 +146,7 @@ def _may_be_tools(column: Column) -> bool:
 
 
 def _find_examples(schema: Sequence[Column]) -> list[Columns]:
-    """Return the columns of each example, other than preferences, that the schema has."""
+    """Return the columns of each kind of example that the schema has, other than preferences."""
     kinds = {column.name: column.kind for column in schema}
     tools = next((column.name for column in schema if column.name == "tools" and _may_be_tools(column)), None)
     conversations = next((name for name in _CONVERSATIONS if kinds.get(name) == "messages"), None)

@@ -63,8 +63,13 @@ class Documents:
         day: date | None,
     ) -> Self:
         """Return the maker of documents for an objective."""
-        last_only = objective.loss_on == "LastAnswer"
-        return cls(tokenizer, columns, objective.loss_on != "All", last_only, day)
+        return cls(
+            tokenizer,
+            columns,
+            answers_only=objective.loss_on != "All",
+            last_only=objective.loss_on == "LastAnswer",
+            day=day,
+        )
 
     @property
     def encoding(self) -> str:
@@ -83,8 +88,8 @@ class Documents:
     def depend_on_day(self) -> bool:
         """Whether the documents of the same rows may differ on another day."""
         columns = self.columns
-        is_rendered = columns.text is None and columns.response is None
         # NB: preferences count as rendered: only their rows show whether they are texts.
+        is_rendered = columns.text is None and columns.response is None
         return (
             is_rendered
             and not isinstance(self.tokenizer, TextTokenizer)
@@ -157,18 +162,19 @@ class Documents:
         Raises:
             RowError: the value is not a conversation, or an answer has weight 0 although the loss is on all tokens.
         """
-        messages, weights = split_weights(parse_conversation(value, column), column, self._weight)
+        messages, weights = split_weights(parse_conversation(value, column), column, self._weight_field)
         answers = loss_mask.find_answers(messages)
         if not self.answers_only and not all(weights[turn] for turn in answers):
             raise RowError(
                 "MessageWeight",
-                f"column {column} of {A_ROW} has an answer with {self._weight} 0, but objective.lossOn All computes the loss on every "
-                "token: remove the weight, or objective.lossOn All",
+                f"column {column} of {A_ROW} has an answer with {self._weight_field} 0, but objective.lossOn All computes the loss on "
+                "every token: remove the weight, or objective.lossOn All",
             )
-        return messages, [turn for turn in (answers[-1:] if self.last_only else answers) if weights[turn]]
+        considered = answers[-1:] if self.last_only else answers
+        return messages, [turn for turn in considered if weights[turn]]
 
     @property
-    def _weight(self) -> str:
+    def _weight_field(self) -> str:
         """The field of a message that says whether it is learned."""
         return self.columns.message_weight or chat_messages.WEIGHT
 
@@ -176,7 +182,9 @@ class Documents:
         """Return in how many rows of a batch a message has the field that data.columns.messageWeight names."""
         values = rows[self.columns.messages] if self.columns.messages else []
         return sum(
-            any(isinstance(message, dict) and message.get(self._weight) is not None for message in value)
+            any(
+                isinstance(message, dict) and message.get(self._weight_field) is not None for message in value
+            )
             for value in values
             if isinstance(value, list)
         )
@@ -207,12 +215,13 @@ class Documents:
 
     def _encode_text_preferences(self, rows: list[tuple[str, ...]]) -> Iterator[tuple[Document, ...]]:
         prompts, *answer_columns = zip(*rows, strict=True)
-        replies = [self._encode_replies(texts) for texts in answer_columns]
-        for (_, *texts), prompt, *answers in zip(rows, self.encode_prompts(prompts), *replies, strict=True):
+        reply_ids = [self._encode_replies(texts) for texts in answer_columns]
+        for row, prompt, *answers in zip(rows, self.encode_prompts(prompts), *reply_ids, strict=True):
+            _, *answer_texts = row
             yield tuple(
                 # An empty answer has no targets, not even its end of text.
                 Document(prompt + answer, [False] * len(prompt) + [bool(text.strip())] * len(answer))
-                for text, answer in zip(texts, answers, strict=True)
+                for text, answer in zip(answer_texts, answers, strict=True)
             )
 
     def _encode_preferences(self, rows: list[tuple[Any, ...]]) -> Iterator[tuple[Document, ...]]:
@@ -245,7 +254,7 @@ class Documents:
                 f"the preference of {A_ROW} has an answer with {chat_messages.WEIGHT} 0, but preferences compare whole answers: remove "
                 "the weight, or such rows",
             )
-        return self._encode_conversation(messages, learned, True)
+        return self._encode_conversation(messages, learned, answers_only=True)
 
     @property
     def _end(self) -> int:
@@ -296,7 +305,7 @@ class Documents:
         Raises:
             DataError: the template refuses it.
         """
-        plain = chat_messages.without(messages, self._weight)
+        plain = chat_messages.without(messages, self._weight_field)
         return loss_mask.render(
             self._chat, plain, tools, day=self.day, add_generation_prompt=add_generation_prompt
         )

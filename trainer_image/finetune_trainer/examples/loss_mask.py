@@ -91,8 +91,8 @@ def find_spans(
     except template_input.FAILURES as error:
         raise _template_error(error, messages) from error
     if blocks is None:
-        beginning = partial(render, tokenizer, tools=tools, day=day, is_whole=False)
-        return _find_added_spans(tokenizer, messages, learned, text, beginning)
+        render_beginning = partial(render, tokenizer, tools=tools, day=day, is_whole=False)
+        return _find_added_spans(tokenizer, messages, learned, text, render_beginning)
     answer_turns = find_answers(messages)
     if learned == answer_turns:
         return blocks
@@ -124,35 +124,32 @@ def _find_added_spans(
     messages: list[Message],
     learned: list[int],
     text: str,
-    beginning: Callable[..., str],
+    render_beginning: Callable[..., str],
 ) -> list[Span] | None:
-    """Return the span that the template adds with each learned turn, or None, see `find_spans`.
-
-    `beginning` renders the beginning of a conversation.
-    """
+    """Return the span that the template adds with each learned turn, or None, see `find_spans`."""
     added = []
     for turn in learned:
         try:
-            # The conversation up to the answer with the generation prompt, and the conversation with the answer.
-            request = beginning(messages[:turn], add_generation_prompt=True)
-            through = beginning(messages[: turn + 1])
-            begin = len(request) if through.startswith(request) else None
+            # The conversation up to the answer, with the generation prompt; and the conversation up to and with the answer.
+            request = render_beginning(messages[:turn], add_generation_prompt=True)
+            answered = render_beginning(messages[: turn + 1])
+            begin = len(request) if answered.startswith(request) else None
             if begin is None:
-                begin = _find_end_of_header(tokenizer, beginning(messages[:turn]), request, through)
+                begin = _find_end_of_header(tokenizer, render_beginning(messages[:turn]), request, answered)
         except DataError:
             return None
-        if not text.startswith(through) and not _ends_with_eos_alone(tokenizer, tokenizer.chat_template):
+        if not text.startswith(answered) and not _ends_with_eos_alone(tokenizer, tokenizer.chat_template):
             # Phi's template writes the end-of-text token after a conversation, not after each answer, so the token is removed where
             # the conversation continues. It stays if the answer has no other end: then the answer cannot be located.
-            through = through.removesuffix(str(tokenizer.eos_token))
-        if begin is None or not text.startswith(through):
+            answered = answered.removesuffix(str(tokenizer.eos_token))
+        if begin is None or not text.startswith(answered):
             return None
-        added.append((begin, len(through)))
+        added.append((begin, len(answered)))
     return added
 
 
 def _find_end_of_header(
-    tokenizer: PreTrainedTokenizerBase, before: str, request: str, through: str
+    tokenizer: PreTrainedTokenizerBase, before: str, request: str, answered: str
 ) -> int | None:
     """Return where an answer begins if the generation prompt adds a special token, such as DeepSeek's <think>, to the header of an answer.
 
@@ -161,14 +158,17 @@ def _find_end_of_header(
     Args:
         before: the conversation up to the answer.
         request: `before`, with the generation prompt.
-        through: the conversation up to and with the answer.
+        answered: the conversation up to and with the answer.
     """
     if not request.startswith(before):
         return None
     special = _special_texts(tokenizer, len(tokenizer))
     ends = (end for end in range(len(request), len(before), -1) if request[:end].endswith(special))
-    end = next((end for end in ends if through.startswith(request[:end])), None)
-    return end if end is None or request[end:].strip() in special else None
+    header_end = next((end for end in ends if answered.startswith(request[:end])), None)
+    if header_end is None:
+        return None
+    text_added_to_header = request[header_end:].strip()
+    return header_end if text_added_to_header in special else None
 
 
 @lru_cache(maxsize=4)
@@ -200,39 +200,40 @@ def check_template(tokenizer: PreTrainedTokenizerBase, base: str) -> None:
     # checked both as the last message and before another one.
     question = answer_end.QUESTION
     for messages in ([question, answer_end.ANSWER], [question, answer_end.ANSWER, question]):
-        behind = _find_behind_answer(tokenizer, messages)
-        if behind is None:
+        texts = _find_text_after_answer(tokenizer, messages)
+        if texts is None:
             continue
-        learned_text, whole_text = behind
+        learned_text, whole_text = texts
         if not answer_end.has_end(tokenizer, learned_text):
             raise RecipeRefusedError(_explain_missing_end(tokenizer, messages, whole_text, base))
 
 
-def _find_behind_answer(
+def _find_text_after_answer(
     tokenizer: PreTrainedTokenizerBase, messages: list[Message]
 ) -> tuple[str, str] | None:
-    """Return the text after the answer of a conversation: its learned part, and the whole.
+    """Return the text after the answer of a conversation: the learned part of this text, and all of it.
 
     None if the template refuses the conversation, or hides or changes the answer.
     """
     try:
         text = render(tokenizer, messages, None)
         # Turn 1 is the answer.
-        learned = find_spans(tokenizer, messages, None, [1], text)
+        learned_spans = find_spans(tokenizer, messages, None, [1], text)
     except DataError:
         return None
     answer = str(answer_end.ANSWER["content"])
-    if not learned or answer not in text:
+    if not learned_spans or answer not in text:
         return None
-    begin = text.find(answer) + len(answer)
-    return "".join(text[max(start, begin) : end] for start, end in learned), text[begin:]
+    answer_stop = text.find(answer) + len(answer)
+    learned_text = "".join(text[max(begin, answer_stop) : end] for begin, end in learned_spans)
+    return learned_text, text[answer_stop:]
 
 
 def _explain_missing_end(
-    tokenizer: PreTrainedTokenizerBase, messages: list[Message], behind: str, base: str
+    tokenizer: PreTrainedTokenizerBase, messages: list[Message], text_after_answer: str, base: str
 ) -> str:
     end = answer_end.find_end_text(tokenizer)
-    if end and behind.lstrip().startswith(end):
+    if end and text_after_answer.lstrip().startswith(end):
         cause = f"writes {end!r} outside of {{% generation %}} and {{% endgeneration %}}"
         remedy = f"move {end!r} between them in model.chatTemplate.jinja"
     else:
@@ -247,7 +248,7 @@ def _explain_missing_end(
 
 
 def find_overlaps(places: list[tuple[int, int]], targets: list[tuple[int, int]]) -> list[bool]:
-    """Return whether each place shares a character with a target; the targets are in order and do not overlap."""
+    """Return whether each place shares a character with a target. All are (begin, end); the targets are in order and do not overlap."""
     if not targets or not places:
         return [False] * len(places)
     begins, ends = np.asarray(places).T

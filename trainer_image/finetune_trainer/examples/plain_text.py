@@ -1,7 +1,7 @@
-"""Writes values of examples other than text as the text that is learned.
+"""Writes numbers, dates and other values that are not text as the text that is learned.
 
-Preparations (as Spark expressions, see `prep.expressions.plain_text`) follow this rule, and so do splits that training and evaluation read
-directly. A number in JSON lines is learned as it is written. Other formats do not show how a number was written:
+Preparations (as Spark expressions, see `prep.expressions.plain_text`) follow the rule below, and so do splits that training and evaluation
+read directly. A number in JSON lines is learned as it is written. Other formats do not show how a number was written, so there:
 
 - An integer is its digits, and a decimal has as many digits after the point as its type.
 - A float is the shortest decimal that reads back as the same float of its type: 18, 0.0005, 12500000. It has no exponent.

@@ -50,4 +50,7 @@ def write_text(error: RowError) -> str:
 def find_error(text: str) -> RowError | None:
     """Return the error that `write_text` wrote into a text; None if there is none."""
     match = _TEXT.search(text)
-    return RowError(match.group(1), match.group(2)) if match else None
+    if match is None:
+        return None
+    reason, message = match.groups()
+    return RowError(reason, message)

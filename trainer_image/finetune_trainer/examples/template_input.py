@@ -40,11 +40,9 @@ def _expects_parts(tokenizer: PreTrainedTokenizerBase, _template: str) -> bool:
     Args:
         _template: the tokenizer's template, as a key of the cache: a tokenizer may get another template.
     """
-    as_text, as_parts = (
-        try_render(tokenizer, [{"role": "user", "content": content}], None)
-        for content in (PROBE_CONTENT, _as_parts(PROBE_CONTENT))
-    )
-    return PROBE_CONTENT not in (as_text or "") and PROBE_CONTENT in (as_parts or "")
+    from_text = try_render(tokenizer, [{"role": "user", "content": PROBE_CONTENT}], None) or ""
+    from_parts = try_render(tokenizer, [{"role": "user", "content": _as_parts(PROBE_CONTENT)}], None) or ""
+    return PROBE_CONTENT not in from_text and PROBE_CONTENT in from_parts
 
 
 def try_render(

@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 # What a template may omit, by its name in messages to the user.
 _TOOLS, _CALLS, _RESULTS = "tools", "tool calls", "messages of role tool"
 # The end of the reasoning inside the content of an answer.
-_THOUGHT = "</think>"
+_THOUGHT_END = "</think>"
 # Texts of the probes, which are rendered to see whether they appear.
-_TOOL, _CALL, _RESULT = "probed_tool", "probed_call", "probed_result"
-# Roles that `_drops_role` need not check: every template renders user and assistant, and `_probe` checks tool.
-_ROLES_OF_ALL = {"user", "assistant", "tool"}
+_TOOL_TEXT, _CALL_TEXT, _RESULT_TEXT = "probed_tool", "probed_call", "probed_result"
+# Roles that `_omits_role` need not check: every template renders user and assistant, and `_probe` checks tool.
+_COMMON_ROLES = {"user", "assistant", "tool"}
 _DEFINITION = {
-    "name": _TOOL,
+    "name": _TOOL_TEXT,
     "description": "A tool.",
     "parameters": {"type": "object", "properties": {}},
 }
-_CALLED = {"name": _CALL, "arguments": {}}
+_CALLED = {"name": _CALL_TEXT, "arguments": {}}
 # NB: Mistral's templates require ids of nine letters and digits.
 _ID = "a1b2c3d4e"
 EXAMPLE_CALL = {"id": _ID, "type": "function", "function": _CALLED}
@@ -60,9 +60,9 @@ def find_omissions(
     omissions |= {
         f"messages of role {role}"
         for role in _list_unusual_roles(messages)
-        if _drops_role(tokenizer, template, role)
+        if _omits_role(tokenizer, template, role)
     }
-    return omissions | (_find_dropped_reasoning(tokenizer, template, messages) if is_whole else set())
+    return omissions | (_find_omitted_reasoning(tokenizer, template, messages) if is_whole else set())
 
 
 def _find_used(messages: Sequence[Message], tools: list[dict[str, Any]] | None) -> set[str]:
@@ -73,10 +73,10 @@ def _find_used(messages: Sequence[Message], tools: list[dict[str, Any]] | None) 
 
 def _list_unusual_roles(messages: Sequence[Message]) -> set[str]:
     """Return the roles that a template possibly omits."""
-    return {str(message["role"]) for message in messages} - _ROLES_OF_ALL
+    return {str(message["role"]) for message in messages} - _COMMON_ROLES
 
 
-def _find_dropped_reasoning(
+def _find_omitted_reasoning(
     tokenizer: PreTrainedTokenizerBase, template: str, messages: Sequence[Message]
 ) -> set[str]:
     """Name the reasoning of the last message that a template does not render: fields, and the part of the content before `</think>`.
@@ -86,34 +86,34 @@ def _find_dropped_reasoning(
     """
     last = messages[-1] if messages else {}
     texts = {field: last[field] for field in REASONING if last.get(field)}
-    dropped = {field for field in texts if _drops_reasoning(tokenizer, template, field)}
-    rendered = [texts[field] for field in texts if field not in dropped]
-    omissions = {field for field in dropped if texts[field] not in rendered}
+    omitted = {field for field in texts if _omits_reasoning(tokenizer, template, field)}
+    rendered = [texts[field] for field in texts if field not in omitted]
+    omissions = {field for field in omitted if texts[field] not in rendered}
     is_answer = last.get("role") == "assistant"
-    if is_answer and _THOUGHT in str(last.get("content")) and _drops_thought(tokenizer, template):
-        omissions.add(f"the reasoning before {_THOUGHT}")
+    if is_answer and _THOUGHT_END in str(last.get("content")) and _omits_thought(tokenizer, template):
+        omissions.add(f"the reasoning before {_THOUGHT_END}")
     return omissions
 
 
 # NB: the cached functions get the template only as a part of the key of their cache: a tokenizer may get another template.
 @lru_cache(maxsize=32)
-def _drops_role(tokenizer: PreTrainedTokenizerBase, _template: str, role: str) -> bool:
+def _omits_role(tokenizer: PreTrainedTokenizerBase, _template: str, role: str) -> bool:
     """Whether a template omits the messages of a role without an error."""
     exchange = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]
     return _omits(tokenizer, [{"role": role, "content": PROBE_CONTENT}, *exchange])
 
 
 @lru_cache(maxsize=32)
-def _drops_reasoning(tokenizer: PreTrainedTokenizerBase, _template: str, field: str) -> bool:
+def _omits_reasoning(tokenizer: PreTrainedTokenizerBase, _template: str, field: str) -> bool:
     """Whether a template omits, without an error, a field with the reasoning of the last answer."""
     answer = {"role": "assistant", "content": "!", field: PROBE_CONTENT}
     return _omits(tokenizer, [{"role": "user", "content": "?"}, answer])
 
 
 @lru_cache(maxsize=4)
-def _drops_thought(tokenizer: PreTrainedTokenizerBase, _template: str) -> bool:
+def _omits_thought(tokenizer: PreTrainedTokenizerBase, _template: str) -> bool:
     """Whether a template omits, without an error, the reasoning in the content of the last answer."""
-    answer = {"role": "assistant", "content": f"<think>\n{PROBE_CONTENT}\n{_THOUGHT}\n\n!"}
+    answer = {"role": "assistant", "content": f"<think>\n{PROBE_CONTENT}\n{_THOUGHT_END}\n\n!"}
     return _omits(tokenizer, [{"role": "user", "content": "?"}, answer])
 
 
@@ -135,9 +135,12 @@ def _probe(tokenizer: PreTrainedTokenizerBase, tool: dict[str, Any], call: dict[
     answer: Message = {"role": "assistant", "content": "!"}
     call_and_result: list[Message] = [
         {"role": "assistant", "content": "", "tool_calls": [call]},
-        {"role": "tool", "content": _RESULT, "name": _CALL, "tool_call_id": _ID},
+        {"role": "tool", "content": _RESULT_TEXT, "name": _CALL_TEXT, "tool_call_id": _ID},
     ]
     defined = try_render(tokenizer, adapt_contents(tokenizer, [question, answer]), [tool])
     called = try_render(tokenizer, adapt_contents(tokenizer, [question, *call_and_result, answer]), [tool])
-    marks = ((_TOOLS, _TOOL, defined), (_CALLS, _CALL, called), (_RESULTS, _RESULT, called))
-    return frozenset(what for what, mark, text in marks if text is not None and mark not in text)
+    # A conversation that the template refuses (None) omits nothing without an error.
+    probes = ((_TOOLS, _TOOL_TEXT, defined), (_CALLS, _CALL_TEXT, called), (_RESULTS, _RESULT_TEXT, called))
+    return frozenset(
+        feature for feature, text, rendered in probes if rendered is not None and text not in rendered
+    )

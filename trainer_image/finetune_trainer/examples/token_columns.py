@@ -24,7 +24,7 @@ class Document(NamedTuple):
 
     def first(self, count: int) -> Document:
         """Return the document truncated to `count` tokens."""
-        return Document(self.tokens[:count], self.loss_mask and self.loss_mask[:count])
+        return Document(self.tokens[:count], None if self.loss_mask is None else self.loss_mask[:count])
 
 
 class TokenColumns(NamedTuple):
@@ -50,4 +50,5 @@ def read_documents(
     rows: Mapping[str, list[Any]], columns: Sequence[TokenColumns]
 ) -> Iterator[tuple[Document, ...]]:
     """Yield the documents of each row, given a batch of the token columns of a prepared table."""
-    return zip(*(map(Document, rows[each.input_ids], rows[each.loss_mask]) for each in columns), strict=True)
+    columns_of_documents = [map(Document, rows[names.input_ids], rows[names.loss_mask]) for names in columns]
+    return zip(*columns_of_documents, strict=True)

@@ -144,12 +144,12 @@ def check_same_vocabulary(
     Raises:
         RecipeRefusedError: an id or a token differs.
     """
-    ours, theirs = tokenizer.get_vocab(), teacher_tokenizer.get_vocab()
-    known_to_teacher = {number: token for token, number in theirs.items()}
+    model_ids, teacher_ids = tokenizer.get_vocab(), teacher_tokenizer.get_vocab()
+    teacher_tokens = {number: token for token, number in teacher_ids.items()}
     differing = sorted(
         (number, token)
-        for token, number in ours.items()
-        if theirs.get(token, number) != number or known_to_teacher.get(number, token) != token
+        for token, number in model_ids.items()
+        if teacher_ids.get(token, number) != number or teacher_tokens.get(number, token) != token
     )
     if differing:
         (number, token), *_ = differing

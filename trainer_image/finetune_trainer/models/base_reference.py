@@ -2,7 +2,7 @@
 
 An adapter has megabytes and its base gigabytes, so a version of an adapter does not contain its base. Instead,
 `finetune_base.json` next to the weights of the adapter names the base: its address, the commit on the Hub, and a digest of its files.
-Whoever starts from the adapter fetches the base from there, and gets an error if the base is gone or has changed: on another base,
+A job that starts from the adapter fetches the base from this address, and fails if the base is gone or has changed: on another base,
 the output of the adapter would be arbitrary.
 """
 

@@ -142,8 +142,9 @@ def _write(entry: Path, key: Any, fill: Callable[[Path], None], *, alone: bool) 
     alone: no other pod is writing the entry, so the partial folders of ended pods are removed.
     """
     entry.parent.mkdir(parents=True, exist_ok=True)
-    for folder in entry.parent.glob(f".{entry.name}-*") if alone else ():
-        shutil.rmtree(folder, ignore_errors=True)
+    if alone:
+        for folder in entry.parent.glob(f".{entry.name}-*"):
+            shutil.rmtree(folder, ignore_errors=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{entry.name}-", dir=entry.parent))
     try:
         files = partial / _FILES
@@ -163,6 +164,7 @@ def _write(entry: Path, key: Any, fill: Callable[[Path], None], *, alone: bool) 
 def _rename(partial: Path, entry: Path) -> None:
     """Give a complete entry its name. A broken entry is removed only now, since another pod may have been reading its files."""
     broken = partial.with_name(f"{partial.name}-broken")
+    # Mostly, there is no broken entry.
     with suppress(FileNotFoundError):
         if not _is_complete(entry):
             entry.rename(broken)

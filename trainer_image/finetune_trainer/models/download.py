@@ -109,7 +109,13 @@ def fetch(
         )
     assert base.base is not None  # noqa: S101 - or it would have been refused
     tokenizer = parts.tokenizer or base.tokenizer or base.base
-    return Source(base.base, tokenizer, parts.adapter, parts.of.uri if parts.of else None, base.origin)
+    return Source(
+        base=base.base,
+        tokenizer=tokenizer,
+        adapter=parts.adapter,
+        adapter_of=parts.of.uri if parts.of else None,
+        origin=base.origin,
+    )
 
 
 def fetch_config(uri: str, to: Path, *, revision: str | None = None, cache: Cache | None = None) -> Path:
@@ -195,13 +201,13 @@ def _fetch_base(adapter: Parts, uri: str, place: _Place, *, without_weights: boo
 
 def _fetch(uri: str, place: _Place, revision: str | None, *, without_weights: bool) -> Parts:
     if filesystems.is_object_store(uri):
-        return model_files.read_folder(
-            _fetch_from_object_store(uri, place, without_weights=without_weights), Origin(uri)
-        )
+        folder = _fetch_from_object_store(uri, place, without_weights=without_weights)
+        return model_files.read_folder(folder, Origin(uri))
     if uri.startswith("/"):
         return model_files.read_folder(_find_on_volume(uri), Origin(uri))
     if uri.startswith("models:/"):
-        return model_files.read_version(*_fetch_from_mlflow(uri, place, without_weights=without_weights))
+        folder, origin = _fetch_from_mlflow(uri, place, without_weights=without_weights)
+        return model_files.read_version(folder, origin)
     snapshot = _fetch_from_hub(uri, revision, place.cache, without_weights=without_weights)
     # The Hub's client names the folder of a snapshot by its commit.
     return model_files.read_folder(snapshot, Origin(uri, snapshot.name))
@@ -257,7 +263,9 @@ def _fetch_from_mlflow(uri: str, place: _Place, *, without_weights: bool) -> tup
             if not (without_weights and is_weights(name)):
                 repository.download_artifacts(name, str(folder))
 
-    part = " of ".join([_name_part(without_weights), *([inner] if inner else [])])
+    part = _name_part(without_weights)
+    if inner:
+        part = f"{part} of {inner}"
     # NB: Unity Catalog reports a missing version only now.
     with _translating_missing(uri):
         folder = place.fill_folder(lambda: _build_version_key(repository, version), part, download) / inner

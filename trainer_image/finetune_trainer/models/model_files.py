@@ -42,10 +42,10 @@ def read_folder(folder: Path, at: Origin) -> Parts:
         return Parts(folder, tokenizer, origin=at)
     stored = json.loads(config.read_text(encoding="utf-8"))
     return Parts(
-        None,
-        tokenizer,
-        folder,
-        _find_base(folder, stored.get("base_model_name_or_path"), stored.get("revision")),
+        base=None,
+        tokenizer=tokenizer,
+        adapter=folder,
+        of=_find_base(folder, stored.get("base_model_name_or_path"), stored.get("revision")),
     )
 
 
@@ -62,7 +62,8 @@ def read_version(folder: Path, at: Origin) -> Parts:
     base = model if model.is_dir() else None
     tokenizer = components if components.is_dir() else None
     # NB: MLflow finds a folder of a version (models:/name/version) by its URI, but not a folder of a logged model (models:/id).
-    inner_origin = Origin(f"{at.uri}/{inner}") if base and at.uri.count("/") > 1 else None
+    is_version = at.uri.count("/") > 1
+    inner_origin = Origin(f"{at.uri}/{inner}") if base and is_version else None
     # NB: a merged model also has its adapter next to it; the flavor names only an adapter that is not merged yet.
     if "peft_adaptor" not in flavor:
         plain = read_folder(base or folder, inner_origin or at)
@@ -70,7 +71,7 @@ def read_version(folder: Path, at: Origin) -> Parts:
     adapter = folder / flavor["peft_adaptor"]
     name = flavor.get("local_base_model_path") or flavor.get("source_model_name")
     of = _find_base(adapter, name, flavor.get("source_model_revision"))
-    return Parts(base, tokenizer, adapter, of, inner_origin)
+    return Parts(base=base, tokenizer=tokenizer, adapter=adapter, of=of, origin=inner_origin)
 
 
 def _read_transformers_flavor(mlmodel: Path) -> dict[str, Any]:

@@ -121,7 +121,7 @@ def _classify_failure(url: str, errors: str) -> CheckoutError:
         return NoResponseError(f"the repository {url} cannot be fetched: {line}")
     refused = _NO_LOGIN.search(errors)
     if refused or "not found" in errors:
-        # NB: many servers also ask for a login if there is no such repository; no login helps then.
+        # NB: many servers also ask for a login if there is no such repository, so only a login that was sent counts as rejected.
         password = _read_password()
         error_type = RefusedError if refused and password else CheckoutError
         remedy = "check the Secret in" if password else "name a Secret with credentials in"

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 _MAX_QUEUED_METRICS = 20_000
 _METRICS_PER_CALL = 500
-_MAX_PAUSE_SECONDS = 15.0
+# The pause between retries doubles from the first to the longest.
+_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.5, 15.0
 # How long a rank that ends with an error waits for MLflow; the wait must fit into the pod's grace period.
 _CLOSE_SECONDS = 5.0
 # MLflow's classes of data sources, by the scheme of an address.
@@ -224,7 +225,7 @@ class Tracker:
             return lambda mlflow: self._log_metrics(mlflow, entries)
 
     def _log_with_retries(self, call: Call) -> None:
-        pause = 0.5
+        pause = _FIRST_PAUSE_SECONDS
         while not self._closing:
             try:
                 self._client = self._client or self._connect()

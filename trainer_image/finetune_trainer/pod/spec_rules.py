@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from finetune_crds.recipe import Recipe
 
+# Fields of a recipe that FineTuneJob.spec does not have.
 _NOT_IN_SPEC = {"kind", "job", "prepared", "parameters"}
 _OLD_SELF = "oldSelf"
 # Kinds of nodes in celpy's grammar, one for each level of precedence: a node of such a kind with only one child has the value of the child.
@@ -195,7 +196,7 @@ def compile_rule(expression: str) -> celpy.Runner:
 
 
 def _shorten(node: Any) -> Any:
-    """Return a syntax tree without the levels that have one child: eight stand above each name, and slow each evaluation."""
+    """Return a syntax tree without the levels that have only one child. The grammar puts eight above each name, which slows evaluation."""
     if not isinstance(node, celpy.Expression):
         return node
     children = [_shorten(child) for child in node.children]
