@@ -59,6 +59,7 @@ def decide(promotion: Promotion, observed: Observed, now: datetime, settings: Se
         return draft.conclude()
     remove.set_finalizer(draft)
     run_policies(POLICIES, draft)
+    # The policies may have given up the move that was in the journal.
     move.record_abandoned(draft)
     _serve(draft)
     identity.record_identity(draft)

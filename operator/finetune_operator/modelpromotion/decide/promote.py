@@ -65,6 +65,7 @@ def settle(draft: Draft) -> Outcome:
         return Continue
     forget_waits(draft)
     if draft.status.gates and draft.status.gates.version != draft.holder:
+        # These verdicts are about another version, which was not promoted.
         draft.update(gates=None)
         draft.unset(ConditionType.GATES_PASSED)
     last = next(iter(draft.status.history), None)

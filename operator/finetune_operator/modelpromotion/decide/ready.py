@@ -86,7 +86,7 @@ def _describe_alias(promotion: Promotion, status: ModelPromotionStatus) -> str:
 
 
 def _explanations(by_type: Mapping[str, Condition]) -> Iterator[Condition]:
-    """The conditions that explain the state of the promotion: first what prevents progress, then what is achieved."""
+    """The conditions that may explain the state of the promotion, the best first: what prevents progress, and then what is achieved."""
     accepted, suspended = by_type.get(ConditionType.ACCEPTED), by_type.get(ConditionType.SUSPENDED)
     if accepted and accepted.status != "True":
         yield accepted
@@ -131,12 +131,14 @@ def _is_settled(spec: ModelPromotionSpec, status: ModelPromotionStatus) -> bool:
         return False
     if spec.rollback_to is not None:
         target = status.rollback
-        return target is not None and (target.requested, target.version) == (
-            spec.rollback_to.text,
-            status.current,
-        )
+        if target is None or target.requested != spec.rollback_to.text:
+            return False
+        return target.version == status.current
     withheld = status.withheld
-    return withheld is None or (withheld.reason, withheld.version) != ("Withdrawn", status.current)
+    is_withdrawal_due = (
+        withheld is not None and withheld.reason == "Withdrawn" and withheld.version == status.current
+    )
+    return not is_withdrawal_due
 
 
 def _passed_version(status: ModelPromotionStatus) -> str | None:

@@ -15,6 +15,8 @@ _LATENCY = "request_latency_ms"
 def parse_traffic(text: str, entity: str) -> Mapping[str, float]:
     """The metrics of one served entity in the last minute, from the endpoint's metrics in Prometheus or OpenMetrics text format.
 
+    A sample is the entity's if one of its labels, whatever its name, has the name of the entity as its value.
+
     These are `request_count`, `error_rate` (the share of requests with a 4xx or 5xx answer), `server_error_rate` (5xx only) and
     `latency_ms` (the mean). A metric without data is left out; without requests, so are the rates.
 
