@@ -205,9 +205,9 @@ def _normalize_message(message: Message, number: int) -> Message:
     parsed_calls = _drop_nulls(_parse_json(calls, where) if isinstance(calls, str) else calls)
     if not isinstance(parsed_calls, list) or not all(isinstance(call, dict) for call in parsed_calls):
         raise ValueError(f"{where} are not a list of calls")
-    return normalized | (
-        {"tool_calls": [_parse_arguments(call, where) for call in parsed_calls]} if parsed_calls else {}
-    )
+    if not parsed_calls:
+        return normalized
+    return normalized | {"tool_calls": [_parse_arguments(call, where) for call in parsed_calls]}
 
 
 def _join_parts(content: str | list[Any], number: int) -> str:

@@ -98,7 +98,7 @@ def find_table_columns(data: Data) -> Columns:
     if columns.type in OBJECTIVES_OF_COLUMNS:
         return Columns(type=columns.type)
     if data.prepare.conversation is not None or columns.messages is not None:
-        return Columns(type="Messages", tools=columns.tools and "tools")
+        return Columns(type="Messages", tools="tools" if columns.tools else None)
     if data.prepare.response_template is not None:
         return Columns(type="PromptResponse")
     if data.prepare.prompt_template is not None or columns.text is not None:

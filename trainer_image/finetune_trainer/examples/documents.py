@@ -181,12 +181,15 @@ class Documents:
     def count_weighted(self, rows: Mapping[str, list[Any]]) -> int:
         """Return in how many rows of a batch a message has the field that data.columns.messageWeight names."""
         values = rows[self.columns.messages] if self.columns.messages else []
-        return sum(
-            any(
-                isinstance(message, dict) and message.get(self._weight_field) is not None for message in value
-            )
+        # A value may have a wrong type: the errors about that come later.
+        conversations = [
+            [message for message in value if isinstance(message, dict)]
             for value in values
             if isinstance(value, list)
+        ]
+        return sum(
+            any(message.get(self._weight_field) is not None for message in messages)
+            for messages in conversations
         )
 
     def _encode_texts(self, texts: list[str]) -> Iterator[tuple[Document, ...]]:
@@ -210,10 +213,10 @@ class Documents:
         # Adjacent rows of texts are encoded as one batch.
         rows = zip(prompts, *answers, strict=True)
         for is_text, run in groupby(rows, key=lambda row: all(isinstance(value, str) for value in row)):
-            encode_run = self._encode_text_preferences if is_text else self._encode_preferences
+            encode_run = self._encode_judged_texts if is_text else self._encode_judged_messages
             yield from encode_run(list(run))
 
-    def _encode_text_preferences(self, rows: list[tuple[str, ...]]) -> Iterator[tuple[Document, ...]]:
+    def _encode_judged_texts(self, rows: list[tuple[str, ...]]) -> Iterator[tuple[Document, ...]]:
         prompts, *answer_columns = zip(*rows, strict=True)
         reply_ids = [self._encode_replies(texts) for texts in answer_columns]
         for row, prompt, *answers in zip(rows, self.encode_prompts(prompts), *reply_ids, strict=True):
@@ -224,11 +227,11 @@ class Documents:
                 for text, answer in zip(answer_texts, answers, strict=True)
             )
 
-    def _encode_preferences(self, rows: list[tuple[Any, ...]]) -> Iterator[tuple[Document, ...]]:
+    def _encode_judged_messages(self, rows: list[tuple[Any, ...]]) -> Iterator[tuple[Document, ...]]:
         self.check_template("a preference with lists of {role, content}", "model.base")
-        return (self._encode_preference(*row) for row in rows)
+        return (self._encode_judged_example(*row) for row in rows)
 
-    def _encode_preference(self, prompt: Any, *answers: Any) -> tuple[Document, ...]:
+    def _encode_judged_example(self, prompt: Any, *answers: Any) -> tuple[Document, ...]:
         """Encode an example in which the prompt or the answers are messages.
 
         A text prompt is the user's message. Answers may start with the messages of the prompt.

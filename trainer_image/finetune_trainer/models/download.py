@@ -102,19 +102,16 @@ def fetch(
     place = _Place(to, cache)
     with _renaming_field(_FIELD, field):
         parts = _fetch(uri, place, revision, without_weights=without_weights)
-        base = (
-            parts
-            if parts.base is not None
-            else _fetch_base(parts, uri, place, without_weights=without_weights)
-        )
-    assert base.base is not None  # noqa: S101 - or it would have been refused
-    tokenizer = parts.tokenizer or base.tokenizer or base.base
+        has_base = parts.base is not None
+        base_parts = parts if has_base else _fetch_base(parts, uri, place, without_weights=without_weights)
+    assert base_parts.base is not None  # noqa: S101 - or it would have been refused
+    tokenizer = parts.tokenizer or base_parts.tokenizer or base_parts.base
     return Source(
-        base=base.base,
+        base=base_parts.base,
         tokenizer=tokenizer,
         adapter=parts.adapter,
         adapter_of=parts.of.uri if parts.of else None,
-        origin=base.origin,
+        origin=base_parts.origin,
     )
 
 
@@ -164,7 +161,7 @@ def _fetch_base(adapter: Parts, uri: str, place: _Place, *, without_weights: boo
         )
     try:
         with _renaming_field(f"{_FIELD} {reference.uri}", f"{_FIELD} {uri}, an adapter of {reference.uri},"):
-            base = _fetch(
+            base_parts = _fetch(
                 reference.uri,
                 place.within(_BASE_OF_ADAPTER),
                 reference.revision,
@@ -182,21 +179,22 @@ def _fetch_base(adapter: Parts, uri: str, place: _Place, *, without_weights: boo
             ),
             reason=_NOT_FOUND,
         ) from error
-    if base.base is None or base.adapter is not None:
+    if base_parts.base is None or base_parts.adapter is not None:
         raise RecipeRefusedError(
             f"model.base {uri} is an adapter of {reference.uri}, which is itself an adapter: merge {reference.uri} into its base first",
             reason="ModelNotLoadable",
         )
     if reference.digest is None or without_weights:
-        return base
-    digest = base_reference.compute_digest(base.base)
+        return base_parts
+    digest = base_reference.compute_digest(base_parts.base)
     if digest != reference.digest:
         raise RecipeRefusedError(
             f"model.base {uri} is an adapter of {reference.uri}, which has changed: its digest is {digest}, but the adapter was "
             f"trained on {reference.digest}: restore the files that the adapter was trained on, or start from another model",
             reason="BaseChanged",
         )
-    return replace(base, origin=replace(base.origin, digest=digest) if base.origin else None)
+    origin = replace(base_parts.origin, digest=digest) if base_parts.origin else None
+    return replace(base_parts, origin=origin)
 
 
 def _fetch(uri: str, place: _Place, revision: str | None, *, without_weights: bool) -> Parts:

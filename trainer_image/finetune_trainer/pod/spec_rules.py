@@ -145,15 +145,21 @@ def _find_violations(schema: Schema, value: Any, path: str) -> Iterator[str]:
         message = str(_evaluate(rule["messageExpression"], value) if has_expression else rule["message"])
         yield message if message.startswith(field) else f"{field}: {message}"
     if isinstance(value, celtypes.MapType):
-        fields: Schema = schema.get("properties", {})
-        value_schema = schema.get("additionalProperties")
         for key, part in value.items():
             name = str(key)
-            field_schema = fields.get(name, value_schema if isinstance(value_schema, dict) else {})
-            yield from _find_violations(field_schema, part, f"{path}.{name}")
+            yield from _find_violations(_find_field_schema(schema, name), part, f"{path}.{name}")
     elif isinstance(value, celtypes.ListType):
         for number, item in enumerate(value):
             yield from _find_violations(schema.get("items") or {}, item, f"{path}[{number}]")
+
+
+def _find_field_schema(schema: Schema, name: str) -> Schema:
+    """Return the schema of a field of an object, or of a value of a map; empty for a field that the schema does not describe."""
+    value_schema = schema.get("additionalProperties")
+    field_schema: Schema = schema.get("properties", {}).get(
+        name, value_schema if isinstance(value_schema, dict) else {}
+    )
+    return field_schema
 
 
 def _is_transition(rule: Schema) -> bool:
@@ -164,13 +170,9 @@ def _is_transition(rule: Schema) -> bool:
 def _convert(schema: Schema, value: Any) -> Any:
     """Return a JSON value with the types of CEL: a number of the schema is a double, even if it is written without decimals."""
     if isinstance(value, dict):
-        fields: Schema = schema.get("properties", {})
-        value_schema = schema.get("additionalProperties")
         return celtypes.MapType(
             {
-                celtypes.StringType(name): _convert(
-                    fields.get(name, value_schema if isinstance(value_schema, dict) else {}), part
-                )
+                celtypes.StringType(name): _convert(_find_field_schema(schema, name), part)
                 for name, part in value.items()
             }
         )
