@@ -1,4 +1,4 @@
-"""The finetune.dev API."""
+"""The finetune.dev API: the resources FineTuneJob and ModelPromotion, and the recipe that the pods of a job read."""
 
 from finetune_crds.base import API_VERSION, GROUP, VERSION
 from finetune_crds.finetunejob import FineTuneJob, FineTuneJobSpec

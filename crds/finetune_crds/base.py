@@ -19,8 +19,8 @@ refuses."""
 REQUIRED_BY_RULE = "x-required-by-rule"
 """Schema key of a model: required fields that `schema.structural` removes from `required`, because a CEL rule requires them."""
 OPERATOR_DEFAULT: dict[str, Any] = {"x-operator-default": True}
-"""Schema of a field whose default is not in the CRD: the operator applies it, after the defaults of the chart. The
-description names the default."""
+"""Schema of a field whose default is not in the CRD: the operator applies it where neither the spec nor the chart sets the field.
+The description names the default."""
 
 Json = dict[str, Any]
 """A Kubernetes object, or a part of one, as plain JSON."""
@@ -50,13 +50,13 @@ class Rule(NamedTuple):
         """Return the rule as JSON of a CustomResourceDefinition."""
         validation: dict[str, str | bool] = {"rule": self.expression, "message": self.message}
         if self.at_creation:
-            validation = {
-                "rule": f"oldSelf.hasValue() || ({self.expression})",
-                "message": self.message,
-                "optionalOldSelf": True,
-            }
-        validation |= {"fieldPath": self.field} if self.field else {}
-        return validation | ({"messageExpression": self.computed} if self.computed else {})
+            validation["rule"] = f"oldSelf.hasValue() || ({self.expression})"
+            validation["optionalOldSelf"] = True
+        if self.field:
+            validation["fieldPath"] = self.field
+        if self.computed:
+            validation["messageExpression"] = self.computed
+        return validation
 
 
 def join_names(names: Sequence[str], conjunction: str = "and") -> str:
@@ -133,6 +133,7 @@ Quantity = Annotated[
 Passthrough = Annotated[
     dict[str, Any], Field(json_schema_extra={"type": "object", "x-kubernetes-preserve-unknown-fields": True})
 ]
+"""A part of another Kubernetes object, such as a pod template. The CRD does not list its fields."""
 
 
 FOLDER_FORMATS = "s3://bucket/folder, gs://bucket/folder, abfss://container@account.dfs.core.windows.net/folder, or an absolute path"
@@ -141,8 +142,8 @@ STORED_FOLDER_PATTERN = "^(/.|(s3a?|gs)://[^/ ]+/.|abfss://[^/@ ]+@[^/@ ]+/.)"
 """Pattern of a folder that jobs write: a folder in an object store, or an absolute path."""
 
 
-# Names of child objects. Kubernetes checks them when the operator creates the child; these rules refuse a wrong name earlier, in
-# the resource itself.
+# Names of objects, volumes and variables. Kubernetes checks them only when the operator creates an object with them; these rules
+# refuse a wrong name earlier, in the resource itself.
 _LABEL = "[a-z0-9]+(-+[a-z0-9]+)*"
 SUBDOMAIN = "[a-z0-9]+((-+|[.])[a-z0-9]+)*"
 _NAME_CHARACTERS = "lowercase letters and digits, with '-' and '.' only between them"
@@ -212,7 +213,7 @@ Image = Annotated[
 
 
 def first_mistake(error: ValidationError) -> tuple[str, str]:
-    """Return the path of the first invalid field of a document, and the error."""
+    """Return the path of the first invalid field of a document (`the top` for the document itself), and the error."""
     first = error.errors()[0]
     problem = "unknown field" if first["type"] == "extra_forbidden" else first["msg"]
     return ".".join(str(part) for part in first["loc"]) or "the top", problem

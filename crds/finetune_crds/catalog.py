@@ -18,8 +18,9 @@ contain the login of another workspace, to which the pod reports the MLflow run.
 
 HTTP_SERVER = "https?://[^/@ ]+(/[^@ ]*)?"
 METASTORES = "thrift://[^/@, ]+:[0-9]+(,thrift://[^/@, ]+:[0-9]+)*"
-_HAS_TWO_NAMES = "matches('^[^. ]+[.][^. ]+$')"
-_HAS_THREE_NAMES = "matches('^[^. ]+[.][^. ]+[.][^. ]+$')"
+# CEL method calls on the name of a table.
+_HAS_TWO_LEVELS = "matches('^[^. ]+[.][^. ]+$')"
+_HAS_THREE_LEVELS = "matches('^[^. ]+[.][^. ]+[.][^. ]+$')"
 
 
 def _address(pattern: str, sentence: str) -> Any:
@@ -104,11 +105,11 @@ class Catalog(ApiModel):
         return self.type != "Hive"
 
 
-def _fits_levels(part: str) -> str:
-    """Return the CEL condition that the table of a source has as many names as the catalog has levels."""
+def _fits_levels(source: str) -> str:
+    """Return the CEL condition that the name of a source's table has as many levels as the catalog."""
     return (
-        f"(!has({part}.table) || (self.prepare.catalog.type == 'Hive' ? {part}.table.{_HAS_TWO_NAMES} "
-        f": {part}.table.{_HAS_THREE_NAMES}))"
+        f"(!has({source}.table) || (self.prepare.catalog.type == 'Hive' ? {source}.table.{_HAS_TWO_LEVELS} "
+        f": {source}.table.{_HAS_THREE_LEVELS}))"
     )
 
 

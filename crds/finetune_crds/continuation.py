@@ -1,4 +1,4 @@
-"""Compares recipes: a run can continue from a checkpoint if the settings that decide the weights and the order of examples are equal."""
+"""Compares recipes: a run can continue from a checkpoint if the settings that determine the weights and the order of examples are equal."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from finetune_crds.aliased import Aliased
 from finetune_crds.base import ApiModel
 from finetune_crds.recipe import JobRecipe
 
-# Fields that can differ between the run that wrote a checkpoint and the run that continues from it. All other fields must be
-# equal.
+# Fields that can differ between the run that wrote a checkpoint and the run that continues from it, as `exclude` of model_dump. All
+# other fields must be equal.
 _IGNORED_FIELDS: dict[str, Any] = {
     # The identity of the job, what it reports, writes and registers, and its evaluation. `parameters` are for your own scripts,
     # which write their own checkpoints.
@@ -27,7 +27,7 @@ _IGNORED_FIELDS: dict[str, Any] = {
         # The length of the training.
         "epochs",
         "max_steps",
-        # The division of a step among the ranks, and its computation.
+        # How a step is divided among the ranks, and how it is computed.
         "per_device_batch_size",
         "gradient_accumulation",
         "activation_checkpointing",
@@ -51,8 +51,8 @@ GLOBAL_BATCH = "globalBatch"
 """Key of a setting: the sequences of an optimizer step on all ranks."""
 ROWS_AT_ONCE = "rowsAtOnce"
 """Key of a setting of KTO: the sequences of a forward pass on all ranks, from which KTO estimates a divergence."""
-# Fields that affect only the token ids and loss masks of the examples. Their digest is compared, and these fields explain a
-# difference.
+# Beginnings of the paths of fields that affect only the token ids and loss masks of the examples. These fields may differ: the trainer
+# compares a digest of the examples instead, and the fields explain a different digest.
 _EXAMPLE_FIELDS = ("data.", "model.chatTemplate.", "objective.lossOn", "training.truncation")
 _MAX_VALUE_LENGTH = 60
 _DIGEST_LENGTH = 12
@@ -140,18 +140,20 @@ def _same(before: object, now: object) -> bool:
 
 
 def _describe_change(path: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    old, new = (_format_value(side[path] if path in side else _default(path)) for side in (before, now))
-    return f"{path} {old} -> {new}"
+    # Settings with their default are not stored.
+    default = _default(path)
+    return f"{path} {_format_value(before.get(path, default))} -> {_format_value(now.get(path, default))}"
 
 
 def _suggest_batch(batch: int, recipe: JobRecipe) -> str:
-    """Return the batch settings that give a global batch on the ranks of a recipe, with at most its perDeviceBatchSize."""
-    ranks, size = recipe.distributed.ranks, recipe.training.per_device_batch_size
+    """Return, as part of a sentence, how to get a global batch: settings for the ranks of a recipe, or another number of ranks."""
+    ranks, max_size = recipe.distributed.ranks, recipe.training.per_device_batch_size
     sequences_per_rank, remainder = divmod(batch, ranks)
     if remainder:
         return f"{batch} sequences do not divide evenly among {ranks} ranks, so choose a number of ranks that divides {batch}"
+    # The largest divisor that needs no more memory than the recipe.
     new_size = max(
-        number for number in range(1, min(size, sequences_per_rank) + 1) if sequences_per_rank % number == 0
+        size for size in range(1, min(max_size, sequences_per_rank) + 1) if sequences_per_rank % size == 0
     )
     accumulation = sequences_per_rank // new_size
     return (
@@ -177,8 +179,9 @@ def _default(path: str) -> object:
         if field is None:
             return None
         default = None if field.is_required() else field.get_default(call_default_factory=True)
-        inner = (field.annotation, *get_args(field.annotation))
-        part = next((kind for kind in inner if isinstance(kind, type) and issubclass(kind, ApiModel)), part)
+        # The model of the field, which can be a choice of a union, such as Lora | None.
+        types = (field.annotation, *get_args(field.annotation))
+        part = next((kind for kind in types if isinstance(kind, type) and issubclass(kind, ApiModel)), part)
     return default
 
 

@@ -22,7 +22,7 @@ EXIT_DATA = 65
 # Only for init containers of a job with your own command: a server did not answer, or refused the login. Such an attempt does not
 # count against runPolicy.maxRestarts.
 EXIT_UNAVAILABLE = 69
-EXIT_PREEMPTED = 75  # the pod was told to stop
+EXIT_PREEMPTED = 75  # the pod was stopped from outside, by SIGTERM
 
 RECIPE_DIRECTORY = "/etc/finetune"
 RECIPE_FILE = "recipe.yaml"
@@ -303,7 +303,8 @@ class TerminationMessage(ApiModel):
     def dump(self) -> str:
         """Return the message as JSON within the size limit of Kubernetes.
 
-        A result that is too long loses its informational fields; an error that is too long gets a shorter message.
+        In a message that is too long, the result of a preparation loses informational fields, one after the other, or an error gets a
+        shorter text. Any other message is returned as it is.
         """
         text = self.model_dump_json(by_alias=True, exclude_none=True)
         if len(text.encode()) <= TERMINATION_MAX_BYTES:

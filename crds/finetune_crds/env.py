@@ -17,7 +17,8 @@ NO_SCOPE_IN_PODS = (
     "of the namespace"
 )
 
-# The contract with the pods. torchrun reads PET_*; scripts read the others. Only the operator sets them.
+# Variables that only the operator sets. torchrun reads PET_* and TORCH_ELASTIC_SHUTDOWN_TIMEOUT; the programs in the pods read the
+# others.
 RESERVED_ENV = (
     "PET_NNODES",
     "PET_NPROC_PER_NODE",
@@ -50,6 +51,7 @@ CODE_ENV = "CODE_SOURCE_PATH"
 # Only the operator sets these variables in an evaluation pod with your own command; other pods can use the names.
 EVALUATION_ENV = ("MODEL_PATH", "METRICS_PATH")
 
+# RESERVED_ENV as a CEL list.
 RESERVED_LIST = f"[{', '.join(repr(name) for name in RESERVED_ENV)}]"
 
 

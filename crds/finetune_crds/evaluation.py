@@ -51,7 +51,7 @@ MetricName = Annotated[str, Field(min_length=1, max_length=MAX_METRIC_NAME, patt
 """A name that MLflow accepts for a metric, and Unity Catalog for a tag."""
 
 _HAS_COMMAND = "(has(self.command) && size(self.command) > 0)"
-# NB: these fields have no default in the schema, so that the rule below refuses them only if a user sets them and a command.
+# NB: these fields have no default in the schema. Otherwise the rule below would refuse every evaluation with a command.
 _BUILT_IN_FIELDS = ("metrics", "baseModel", "limit", "generations", "maxNewTokens", "batchSize")
 
 

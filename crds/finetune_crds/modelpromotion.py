@@ -13,15 +13,16 @@ from finetune_crds.mlflow_names import NOT_IN_UNITY_TAGS, UNITY_TAGS_MESSAGE, Al
 from finetune_crds.promotion_status import ModelPromotionStatus
 from finetune_crds.serving import Serving
 
+# The number of a version has at most ten digits.
 _NUMBER = "[1-9][0-9]{0,9}"
-_LARGEST_VERSION = 9_999_999_999
+_MAX_NUMBER = 9_999_999_999
 _YEAR_IN_SECONDS = 366 * 24 * 3600
 
 
-def _int_or_string(pattern: str) -> dict[str, Any]:
-    """Return the schema of a value that people write with or without quotes."""
+def _build_number_schema() -> dict[str, Any]:
+    """Return the schema of a version number, which people write with or without quotes."""
     choices = [{"type": "integer"}, {"type": "string"}]
-    bounds = {"minimum": 1, "maximum": _LARGEST_VERSION, "pattern": f"^{pattern}$"}
+    bounds = {"minimum": 1, "maximum": _MAX_NUMBER, "pattern": f"^{_NUMBER}$"}
     return {"x-kubernetes-int-or-string": True, "anyOf": choices, **bounds}
 
 
@@ -33,7 +34,7 @@ def _text(value: object) -> object:
 VersionNumber = Annotated[
     str,
     BeforeValidator(_text),
-    Field(pattern=f"^{_NUMBER}$", json_schema_extra=_int_or_string(_NUMBER)),
+    Field(pattern=f"^{_NUMBER}$", json_schema_extra=_build_number_schema()),
 ]
 """The number of a model version, as a number or as text."""
 

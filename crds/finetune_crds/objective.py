@@ -109,6 +109,7 @@ class Objective(ApiModel):
                 "labelSmoothing can be set only when type is SFT: for DPO, set dpo.labelSmoothing",
                 ".labelSmoothing",
             ),
+            # The parameters of DPO, KTO, ORPO and SimPO are in a field of that name in lower case.
             *(
                 (
                     f"!has(self.{name.lower()}) || self.type == '{name}'",

@@ -45,7 +45,7 @@ def build_moved_fields(
         fields: the names of the fields.
         prefix: the path of the part that had the fields, with a dot at its end, such as `trainer.`; empty for the spec.
         settings: the field of `spec.pods` that replaced the part.
-        container: the earlier name of the role's own container in a pod template.
+        container: for podTemplate, the earlier name of the role's own container.
     """
     note = {"podTemplate": f", where the container {container} is named {MAIN_CONTAINER}"}
     return {
@@ -122,7 +122,7 @@ class Pods(ApiModel):
         yield from ((role, self.of(role)) for role in ROLES)
 
 
-def _code_env(field: str) -> Rule:
+def _build_code_env_rule(field: str) -> Rule:
     """Return the rule that the variables of a field of `spec.pods` do not include CODE_ENV if `trainer.code` is set."""
     return Rule(
         f"!has(self.trainer.code) || !has(self.pods) || !has(self.pods.{field}) || !has(self.pods.{field}.env) || "
@@ -133,8 +133,8 @@ def _code_env(field: str) -> Rule:
 
 
 POD_RULES = (
-    _code_env("all"),
-    _code_env("train"),
+    _build_code_env_rule("all"),
+    _build_code_env_rule("train"),
     Rule(
         "!has(self.pods) || !has(self.pods.prepare) || (has(self.data) && has(self.data.source))",
         "pods.prepare can be set only when data.source is set",

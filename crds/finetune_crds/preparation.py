@@ -1,4 +1,4 @@
-"""A digest that is equal for preparations that make the same rows of the same sources."""
+"""The digest of a preparation's settings: equal for preparations that make the same rows from the same sources."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from finetune_crds.spark import Spark
 from finetune_crds.training import Model
 
 _DIGEST_LENGTH = 12
-# By preference objective: the first objective that requires the same columns. Columns are detected in the same way for objectives that
-# require the same columns, so these objectives must give the same digest. Other objectives are absent.
+# By preference objective: the first objective that requires the same columns. If the spec names no columns, they are detected in the
+# same way for all objectives that require the same columns, so these objectives share one name in the digest.
 _DETECTION_OBJECTIVES = {
     name: OBJECTIVES_OF_COLUMNS[columns][0] for name, columns in COLUMNS_OF_OBJECTIVE.items()
 }
 # Fields of Prepare that do not change the rows: the output, the compute, and the report. All other fields are in the digest.
-_FIELDS_WITHOUT_ROWS = {"output", "reuse", "report_samples", "spark"}
+_IGNORED_FIELDS = {"output", "reuse", "report_samples", "spark"}
 # Fields that select the version of a source. They are not in this digest; `status.data.digest` covers the versions that were read.
 _VERSION_FIELDS = {"version", "version_time", "revision"}
 # The Secret with the token of a Unity Catalog server is not in the digest. The Secret of a workspace is: it selects the
@@ -42,6 +42,7 @@ def settings_digest(data: Data, model: Model, objective: Objective) -> str:
     The settings are the sources, the columns, the steps and the tokenizer in the spec. Defaults are left out, so that a field
     which a later version adds does not change the digest.
     """
+    # pydantic's notation for every item of a list.
     excluded_by_source = {"__all__": _VERSION_FIELDS}
     settings: Json = data.model_dump(
         mode="json",
@@ -50,7 +51,7 @@ def settings_digest(data: Data, model: Model, objective: Objective) -> str:
         include={"source", "columns", "prepare"},
         exclude={
             "source": dict.fromkeys(_VERSION_FIELDS, True) | {"sources": excluded_by_source},
-            "prepare": dict.fromkeys(_FIELDS_WITHOUT_ROWS, True)
+            "prepare": dict.fromkeys(_IGNORED_FIELDS, True)
             | {"decontaminate": {"sources": excluded_by_source}, "catalog": {"unity_catalog": _LOGIN_FIELDS}},
         },
     )
@@ -62,10 +63,6 @@ def settings_digest(data: Data, model: Model, objective: Objective) -> str:
     # NB: in another workspace, the same table name or volume folder is other data.
     login = spark.databricks.secret_ref if spark.databricks else None
     workspace = [spark.mode == "Databricks", login.name if login else None]
-    return digest_of(
-        settings,
-        tokenizer,
-        workspace,
-        {name: value for name, value in spark.conf.items() if _ROW_SETTING.fullmatch(name)},
-        "" if data.columns else _DETECTION_OBJECTIVES.get(objective.type, ""),
-    )
+    row_settings = {name: value for name, value in spark.conf.items() if _ROW_SETTING.fullmatch(name)}
+    detection_objective = "" if data.columns else _DETECTION_OBJECTIVES.get(objective.type, "")
+    return digest_of(settings, tokenizer, workspace, row_settings, detection_objective)

@@ -18,7 +18,7 @@ _UNITS = {
 
 
 def format_bytes(size: float) -> str:
-    """Format a number of bytes: in Gi with one decimal; if it is less than 1Gi, in Mi without decimals."""
+    """Format a number of bytes: in Gi with one decimal; if it is less than 1Gi, in whole Mi, rounded up."""
     return f"{size / 2**30:.1f}Gi" if size >= 2**30 else f"{math.ceil(size / 2**20)}Mi"
 
 
@@ -29,4 +29,6 @@ def jvm_memory(quantity: str) -> str:
         KeyError, ValueError: the text is not a quantity. The schema refuses such a recipe.
     """
     number = quantity.rstrip("kMGTi")
-    return f"{int(float(number) * _UNITS[quantity[len(number) :]]) // 1024}k"
+    unit = quantity[len(number) :]
+    size_bytes = int(float(number) * _UNITS[unit])
+    return f"{size_bytes // 1024}k"

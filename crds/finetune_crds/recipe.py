@@ -79,11 +79,11 @@ class JobRecipe(ApiModel):
         NB: variables and templates can contain secrets, and a recipe is not only in pods: it is also in a ConfigMap, in the
         model card, and in the volume of a Databricks run.
         """
-        names = [name for name in cls.model_fields if name in type(spec).model_fields]
-        shared = {name: part for name in names if (part := getattr(spec, name)) is not None}
+        shared_names = [name for name in cls.model_fields if name in type(spec).model_fields]
+        fields = {name: value for name in shared_names if (value := getattr(spec, name)) is not None}
         if spec.data and spec.prepare:
-            shared["data"] = spec.data.model_copy(update={"prepare": _without_cluster_env(spec.prepare)})
-        return cls(job=job, parameters=spec.trainer.parameters, **shared)
+            fields["data"] = spec.data.model_copy(update={"prepare": _without_cluster_env(spec.prepare)})
+        return cls(job=job, parameters=spec.trainer.parameters, **fields)
 
     def on_day(self, day: date) -> Self:
         """Return the recipe with another day of creation."""
@@ -98,11 +98,9 @@ class JobRecipe(ApiModel):
     def digest(self) -> str:
         """Return a short SHA-256 of the recipe. Jobs with the same digest train in the same way.
 
-        It does not decide whether a job can continue from a checkpoint: see `continuation`.
-
-        The digest leaves out the job, its tracking, the model cache, the result of the preparation, and the evaluation.
-
-        Defaults are left out, so that a field which a later version adds does not change the digest.
+        The digest leaves out the job, its tracking, the model cache, the result of the preparation, and the evaluation. It also leaves
+        out defaults, so that a field which a later version adds does not change the digest. Whether a job can continue from a checkpoint
+        is decided by `continuation` instead.
         """
         content = self.model_dump(
             mode="json",
@@ -164,5 +162,5 @@ class Recipe(JobRecipe):
 
 def as_yaml(content: Any) -> str:
     """Return a document as YAML for a ConfigMap, in the order of its fields."""
-    # NB: five times as fast as yaml.safe_dump, which also writes the control character U+0085 as a line break.
+    # NB: libyaml is five times as fast as yaml.safe_dump, which also writes the control character U+0085 as a line break.
     return str(yaml.dump(content, Dumper=yaml.CSafeDumper, sort_keys=False, allow_unicode=True))

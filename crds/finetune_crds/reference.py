@@ -42,16 +42,20 @@ def field_reference(resource: type[FineTuneJob | ModelPromotion]) -> str:
         f"`apiVersion: {API_VERSION}`, `kind: {resource.KIND}`; kubectl knows it as {names}. {root['description']}",
         *_rules(root),
     ]
-    parts = [item for part in ("spec", "status") for item in _objects(part, root["properties"][part])]
-    sections = _sections(parts, _models(resource))
-    targets = {key: section.heading for key, section in sections.items()}
-    for heading, description, schema in sections.values():
-        lines += [f"## {heading}", description, _table(schema, targets), *_rules(schema)]
+    objects = [
+        *_objects("spec", root["properties"]["spec"]),
+        *_objects("status", root["properties"]["status"]),
+    ]
+    sections = _sections(objects, _models(resource))
+    headings = {key: section.heading for key, section in sections.items()}
+    for section in sections.values():
+        table = _table(section.schema, headings)
+        lines += [f"## {section.heading}", section.description, table, *_rules(section.schema)]
     return HEADER.format(source="crds/finetune_crds") + "\n\n".join(lines) + "\n"
 
 
 def _objects(path: str, schema: Schema) -> Iterator[tuple[str, Schema]]:
-    """Iterate over a schema and the objects in it, with their paths."""
+    """Iterate over a schema and the objects in it, each as its path and its schema."""
     yield path, schema
     for name, field in schema["properties"].items():
         nested, suffix = _element(field)
@@ -59,25 +63,29 @@ def _objects(path: str, schema: Schema) -> Iterator[tuple[str, Schema]]:
             yield from _objects(f"{path}.{name}{suffix}", nested)
 
 
-def _sections(parts: Sequence[tuple[str, Schema]], models: dict[str, tuple[str, str]]) -> dict[str, _Section]:
-    """Return the sections, by the identity of their objects.
+def _sections(
+    objects: Sequence[tuple[str, Schema]], models: dict[str, tuple[str, str]]
+) -> dict[str, _Section]:
+    """Return the sections of objects (see `_objects`), by the identity of the objects.
 
     An object that occurs in several places of the spec, or of the status, gets one section at the end, under the name of its
     model. An object that occurs once in the spec and once in the status gets one section, at its place in the spec.
     """
     places: dict[str, list[str]] = {}
-    for path, schema in parts:
+    for path, schema in objects:
         places.setdefault(_identity(schema), []).append(path)
     single_sections: dict[str, _Section] = {}
     shared_sections: dict[str, _Section] = {}
-    for path, schema in parts:
+    for path, schema in objects:
         key = _identity(schema)
+        # The root of a place is spec or status.
         roots = [place.partition(".")[0] for place in places[key]]
-        # At most once in the spec, and at most once in the status.
-        if len(set(roots)) == len(roots):
+        occurs_once_per_root = len(set(roots)) == len(roots)
+        if occurs_once_per_root:
             single_sections.setdefault(key, _Section(path, schema["description"], schema))
         else:
-            shared_sections[key] = _Section(*models[key], schema)
+            model_name, description = models[key]
+            shared_sections[key] = _Section(model_name, description, schema)
     sorted_keys = sorted(shared_sections, key=lambda key: shared_sections[key].heading)
     return single_sections | {key: shared_sections[key] for key in sorted_keys}
 
@@ -110,23 +118,24 @@ def _without(schema: Any, name: str) -> Any:
     return [_without(item, name) for item in schema] if isinstance(schema, list) else schema
 
 
-def _table(schema: Schema, targets: dict[str, str]) -> str:
+def _table(schema: Schema, headings: dict[str, str]) -> str:
+    """Return the table of an object's fields. `headings` are those of the sections, by the identity of their objects."""
     required = schema.get("required", [])
     rows = ["| Field | Type | Description |", "|---|---|---|"]
     for name, field in schema["properties"].items():
         text = field.get("description", "")
         text = f"**Required.** {text}" if name in required else text
         rules = " ".join(f"{_sentence(rule['message'])}" for rule in _field_rules(field))
-        cells = (f"`{name}`", _type(field, targets), f"{text} {rules}".strip())
+        cells = (f"`{name}`", _type(field, headings), f"{text} {rules}".strip())
         rows.append(f"| {' | '.join(_cell(cell) for cell in cells)} |")
     return "\n".join(rows)
 
 
-def _type(field: Schema, targets: dict[str, str]) -> str:
+def _type(field: Schema, headings: dict[str, str]) -> str:
     """Return the type of a field and the bounds of its values, as text."""
     element, suffix = _element(field)
     if "properties" in element:
-        link = f"[object](#{anchor(targets[_identity(element)])})"
+        link = f"[object](#{anchor(headings[_identity(element)])})"
         return f"list of {link}" if suffix else link
     if "enum" in element:
         type_text = " or ".join(f"`{value}`" for value in element["enum"])
@@ -141,14 +150,16 @@ def _type(field: Schema, targets: dict[str, str]) -> str:
 
 def _range(schema: Schema) -> str:
     """Return the bounds of a number as text, to follow its type; empty without bounds."""
-    low, high = (_number(schema[key]) if key in schema else "" for key in ("minimum", "maximum"))
-    if low and high and not (schema.get("exclusiveMinimum") or schema.get("exclusiveMaximum")):
+    low = _number(schema["minimum"]) if "minimum" in schema else ""
+    high = _number(schema["maximum"]) if "maximum" in schema else ""
+    excludes_low, excludes_high = schema.get("exclusiveMinimum"), schema.get("exclusiveMaximum")
+    if low and high and not excludes_low and not excludes_high:
         return f"from {low} to {high}"
     parts = []
     if low:
-        parts.append(f"above {low}" if schema.get("exclusiveMinimum") else f"of at least {low}")
+        parts.append(f"above {low}" if excludes_low else f"of at least {low}")
     if high:
-        parts.append(f"below {high}" if schema.get("exclusiveMaximum") else f"up to {high}")
+        parts.append(f"below {high}" if excludes_high else f"up to {high}")
     return ", ".join(parts)
 
 
@@ -164,19 +175,19 @@ def _field_rules(field: Schema) -> list[dict[str, str]]:
 
 def _rules(schema: Schema) -> list[str]:
     """Return the messages of the rules. Fields that share a message share a line."""
-    fields: dict[str, list[str]] = {}
+    fields_by_message: dict[str, list[str]] = {}
     for rule in schema.get("x-kubernetes-validations", []):
-        # In "spec.model cannot change once ...", the text after the field is the shared message.
-        field, _, suffix = rule["message"].rpartition(" cannot change")
-        fields.setdefault(f" cannot change{suffix}" if field else suffix, []).append(field)
-    if not fields:
+        message = rule["message"]
+        # Several fields share a message that follows the field, such as "... cannot change once the job exists".
+        field, phrase, end = message.rpartition(" cannot change")
+        if field:
+            fields_by_message.setdefault(f"{phrase}{end}", []).append(field)
+        else:
+            fields_by_message.setdefault(message, [])
+    if not fields_by_message:
         return []
-    return [
-        "The API server refuses an object that breaks one of these rules:",
-        "\n".join(
-            f"- {', '.join(filter(None, field_names))}{suffix}" for suffix, field_names in fields.items()
-        ),
-    ]
+    lines = [f"- {', '.join(fields)}{message}" for message, fields in fields_by_message.items()]
+    return ["The API server refuses an object that breaks one of these rules:", "\n".join(lines)]
 
 
 def _sentence(text: str) -> str:
@@ -184,8 +195,8 @@ def _sentence(text: str) -> str:
 
 
 def _cell(text: str) -> str:
-    # NB: the site generator reads braces at the end of a cell as attributes of the cell, so braces outside of code become code. After
-    # the split, the parts with odd numbers are code.
+    # NB: the site generator reads braces at the end of a cell as attributes of the cell, so braces outside of code become code. A text
+    # that is split at backticks has its code in the parts with odd numbers.
     parts = " ".join(text.split()).replace("|", r"\|").replace("<", "&lt;").split("`")
     return "`".join(
         part if number % 2 else _BRACES.sub(r"`\g<0>`", part) for number, part in enumerate(parts)
@@ -257,8 +268,7 @@ def _overview(readme: str) -> str:
 
 
 def _leading_comment(text: str) -> list[str]:
-    lines = text.splitlines()
-    return lines[: next(number for number, line in enumerate(lines) if not line.startswith("#"))]
+    return list(itertools.takewhile(lambda line: line.startswith("#"), text.splitlines()))
 
 
 def _prose(comment: list[str]) -> list[str]:

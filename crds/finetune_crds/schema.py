@@ -18,12 +18,14 @@ _AS_IN_SPEC = "As in the spec."
 
 
 def _collapse_optional(schema: Schema) -> Schema:
-    """Replace `X | None` by X: an optional field is a field that is not required."""
+    """Replace `X | None` by X, without its default None: an optional field is a field that is not required."""
     choices = [choice for choice in schema.pop("anyOf", []) if choice.get("type") != "null"]
     if len(choices) == 1:
         only: Schema = choices[0]
         return only | {key: value for key, value in schema.items() if key != "default"}
-    return schema | ({"anyOf": choices} if choices else {})
+    if choices:
+        schema["anyOf"] = choices
+    return schema
 
 
 def _openapi_bounds(schema: Schema) -> Schema:
@@ -49,6 +51,7 @@ def _with_default(field: Schema, *, nested_model: bool) -> Schema:
     """
     if field.get("default") in ([], {}, "", None):
         field.pop("default", None)
+    # Only the description names a default that the operator applies.
     if field.pop("x-operator-default", False):
         described_field = _describe_default(field)
         described_field.pop("default", None)
@@ -127,6 +130,7 @@ def document_models(definitions: Schema) -> None:
     """Change the definitions of models for the documentation: remove fields of an earlier version, and complete `required`."""
     for definition in definitions.values():
         definition.pop(REPLACED, None)
+        # Without this key, `structural` keeps every required field in `required`.
         definition.pop(REQUIRED_BY_RULE, None)
 
 
@@ -157,7 +161,7 @@ def _build_refused_field(field: ReplacedField) -> Schema:
 
 
 def _without_defaults(schema: Schema) -> Schema:
-    """Return the schema without defaults; the reader of the object fills them in. The descriptions still name them.
+    """Return the schema without defaults. The operator fills them in when it reads the object, and the descriptions still name them.
 
     NB: Argo CD compares a list as a whole. A default that the API server adds to an item is a difference from Git, which no
     sync removes.
@@ -181,21 +185,18 @@ def _build_status_schema(
     Args:
         schema: the schema of a field of the status.
         spec_descriptions: `_list_descriptions` of the spec. A field of the status with the same description does not repeat it.
-        parent: the name of the field.
+        parent: the name of this field.
     """
     remaining = {key: value for key, value in schema.items() if key != VALIDATIONS}
     if isinstance(remaining.get("items"), dict):
         remaining["items"] = _build_status_schema(remaining["items"], spec_descriptions, parent)
     if "properties" in remaining:
-        remaining["properties"] = {
-            name: _build_status_schema(field, spec_descriptions, name)
-            | (
-                {"description": _AS_IN_SPEC}
-                if (parent, name, field.get("description")) in spec_descriptions
-                else {}
-            )
-            for name, field in remaining["properties"].items()
-        }
+        fields: Schema = {}
+        for name, field in remaining["properties"].items():
+            fields[name] = _build_status_schema(field, spec_descriptions, name)
+            if (parent, name, field.get("description")) in spec_descriptions:
+                fields[name]["description"] = _AS_IN_SPEC
+        remaining["properties"] = fields
     return remaining
 
 

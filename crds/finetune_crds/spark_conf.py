@@ -1,4 +1,7 @@
-"""The Spark settings that a job can set: settings of its own work, but none that run other code or change what the operator owns."""
+"""The Spark settings that a job can set: they tune its execution and its access to stores.
+
+Settings that load other code, or that change what the operator configures, are refused.
+"""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ from finetune_crds.base import ApiModel, Name, NonNegative, Quantity, Uri, list_
 from finetune_crds.cleaning import MAX_EVALUATION_SETS, RedactKind
 from finetune_crds.source import MAX_SOURCES, SourceName
 
+# Maximum lengths of lists in the status.
 MAX_DROPPED = 32
 MAX_PODS = 64
 MAX_USAGE = 64

@@ -12,18 +12,14 @@ if TYPE_CHECKING:
 
 def list_tables(data: Data) -> Iterator[tuple[str, str]]:
     """Iterate over the tables that a preparation reads by name: the field that names the table, such as data.source.table, and the name."""
-    parts: list[tuple[str, SourceLocation]] = [("data.source", data.source)] if data.source else []
-    mixed = data.source.sources or [] if data.source else []
-    decontaminate = data.prepare.decontaminate if data.prepare else None
-    sources = [
-        *parts,
-        *((f"data.source.sources[{part.name}]", part) for part in mixed),
-        *(
-            (f"data.prepare.decontaminate.sources[{part.name}]", part)
-            for part in (decontaminate.sources if decontaminate else [])
-        ),
-    ]
-    return ((f"{field}.table", part.table) for field, part in sources if part.table)
+    sources: list[tuple[str, SourceLocation]] = []
+    if data.source:
+        sources.append(("data.source", data.source))
+        sources += [(f"data.source.sources[{item.name}]", item) for item in data.source.sources or []]
+    if data.prepare and data.prepare.decontaminate:
+        evaluation_sets = data.prepare.decontaminate.sources
+        sources += [(f"data.prepare.decontaminate.sources[{item.name}]", item) for item in evaluation_sets]
+    return ((f"{field}.table", source.table) for field, source in sources if source.table)
 
 
 def find_misnamed_tables(data: Data) -> Iterator[str]:
