@@ -220,7 +220,7 @@ class PodError(ApiModel):
 
 
 class PrepResult(ApiModel):
-    """The result of the prep pod."""
+    """The result of the prep pod. Fields without a description are those of status.data."""
 
     rows: SplitCounts
     tokens: SplitCounts
@@ -249,7 +249,7 @@ _INFORMATIONAL_FIELDS = ("evaluation_sets", "sources", "redacted", "dropped", "w
 
 
 class TrainResult(ApiModel):
-    """The result of the training, reported by rank 0."""
+    """The result of the training, reported by rank 0. The fields are those of status.progress, status.model and status."""
 
     step: NonNegative
     base_eval_loss: float | None = None

@@ -20,7 +20,7 @@ from finetune_crds.base import (
 from finetune_crds.env import LocalReference
 from finetune_crds.gates import Gates
 
-_UcName = Annotated[str, Field(min_length=1, max_length=255)]
+_UnityCatalogName = Annotated[str, Field(min_length=1, max_length=255)]
 _Percent = Annotated[int, Field(ge=1, le=99)]
 _Concurrent = Annotated[int, Field(ge=4, le=1024, multiple_of=4)]
 
@@ -28,11 +28,11 @@ _Concurrent = Annotated[int, Field(ge=4, le=1024, multiple_of=4)]
 class InferenceTable(ApiModel):
     """The table that an endpoint logs requests and responses to."""
 
-    catalog: _UcName
+    catalog: _UnityCatalogName
     """Catalog of the table in Unity Catalog."""
-    schema_: _UcName = Field(alias="schema")
+    schema_: _UnityCatalogName = Field(alias="schema")
     """Schema of the table."""
-    table_prefix: _UcName | None = None
+    table_prefix: _UnityCatalogName | None = None
     """Prefix of the table's name. Default: the endpoint's name."""
 
 

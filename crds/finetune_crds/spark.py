@@ -37,6 +37,7 @@ class Spark(ApiModel):
                 "databricks is required when mode is Databricks, and forbidden otherwise",
                 ".databricks",
             ),
+            # The API server fills in driverMemory, so its default is allowed.
             (
                 "self.mode != 'Databricks' || self.driverMemory == '2Gi'",
                 "driverMemory must not be set when mode is Databricks, which has no prep pod",

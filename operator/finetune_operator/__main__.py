@@ -83,7 +83,8 @@ async def run(settings: Settings) -> None:
         LeaseLostError: another replica may lead.
         Exception: the error of the part that failed.
     """
-    # NB: the Lease has a client of its own: its requests must neither pass the fence nor wait behind others.
+    # NB: the Lease has a client of its own, with an open fence. The process's fence would refuse its requests before this replica leads,
+    # and they must not wait behind other requests.
     async with Kube() as kube, Kube(Fence(), request_timeout(settings.lease_seconds)) as lease_kube:
         # NB: a request to MLflow or Databricks blocks its thread. A slow server must not delay other workers, so each worker of each
         # kind has a thread.
@@ -148,7 +149,7 @@ class Operator:
             resync=Resync(kube, store, queues, settings, health),
             observer=observer,
             finetunejobs=finetunejobs,
-            promotions=_promotions(kube, store, queues, settings, writer),
+            promotions=_create_promotion_reconciler(kube, store, queues, settings, writer),
             abandoned_runs=AbandonedRuns(kube, store, settings, namespaces),
             gauges=Gauges(store, settings.resync_seconds, utc_now),
         )
@@ -169,16 +170,17 @@ class Operator:
             asyncio.create_task(self._work()),
             asyncio.create_task(self.terminated.wait()),
         }
-        # The parts run until SIGTERM; any other part that ends has failed.
+        # A part that ends before SIGTERM has failed; the last part only waits for SIGTERM.
         ended, running = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
         await self._finish_passes()
-        # NB: kopf would wait five seconds for tasks that were created after it, such as the workers.
+        # NB: the watches end last: kopf would wait five seconds for tasks that were created after it, such as the workers.
         for part in running - {watching}:
             part.cancel()
         await asyncio.gather(*running - {watching}, return_exceptions=True)
         await self.election.resign()
         stop_watching.set()
         await asyncio.gather(watching, return_exceptions=True)
+        # Raises the error of a part that failed.
         for part in ended:
             part.result()
 
@@ -206,9 +208,10 @@ class Operator:
         await kopf.run_tasks(tasks, ignored=before)
 
     async def _work(self) -> None:
-        """Start the workers when this replica is the leader and its store is complete."""
+        """Wait until this replica is the leader and its store is complete; then run the workers and the leader's other tasks."""
         await self.election.won.wait()
         await self.resync.list_anew()
+        # After SIGTERM, the queues stay closed.
         if self.terminated.is_set():
             return
         self.queues.open()
@@ -247,11 +250,9 @@ def _create_election(kube: Kube, settings: Settings, process: str) -> Election:
     return Election(leases, settings.lease_name, settings.replica, PROCESS_FENCE)
 
 
-def _promotions(
+def _create_promotion_reconciler(
     kube: Kube, store: Store, queues: Queues, settings: Settings, writer: AliasWriter
 ) -> ModelPromotionReconciler:
-    """Create the reconciler of ModelPromotions."""
-
     def moved(model: str) -> None:
         # An alias of the model moved: promotions whose source is this alias need not wait for the next resync.
         promotion_events.on_model(store, queues.promotions, model)
@@ -262,7 +263,7 @@ def _promotions(
 
 
 def _measure(queues: Queues) -> None:
-    """Export the length of each queue, and the age of its oldest key."""
+    """Export the length of each queue, the age of its oldest key, and whether this replica leads."""
     for kind, queue in (("FineTuneJob", queues.finetunejobs), ("ModelPromotion", queues.promotions)):
         metrics.queue_depth.labels(kind).set_function(lambda queue=queue: len(queue))  # type: ignore[misc]
         metrics.queue_oldest_seconds.labels(kind).set_function(queue.oldest_age_seconds)
@@ -270,17 +271,17 @@ def _measure(queues: Queues) -> None:
 
 
 async def _close_run_of_deleted(observer: FineTuneJobObserver, ftj: FineTuneJob) -> None:
-    """Close the MLflow run of a job that was deleted before its end. If MLflow cannot be reached, `AbandonedRuns` closes it later."""
+    """Close the MLflow run of a deleted job, if it is still open. If MLflow cannot be reached, `AbandonedRuns` closes it later."""
     run_id = ftj.status.run_id
-    if run_id is None or any(item.reason == ConditionReason.RUN_FINISHED for item in ftj.status.conditions):
+    is_closed = any(item.reason == ConditionReason.RUN_FINISHED for item in ftj.status.conditions)
+    if run_id is None or is_closed:
         return
-    ends = {"Succeeded": "FINISHED", "Failed": "FAILED"}
+    run_statuses = {"Succeeded": "FINISHED", "Failed": "FAILED"}
+    run_status = run_statuses.get(ftj.status.phase or "", "KILLED")
     try:
         tracked = await observer.poller.tracked(ftj)
         if tracked:
-            await asyncio.to_thread(
-                tracked.server.finish_run, run_id, ends.get(ftj.status.phase or "", "KILLED")
-            )
+            await asyncio.to_thread(tracked.server.finish_run, run_id, run_status)
             log.info("%s was deleted: closed its MLflow run %s", ftj.key, run_id)
     except (ExternalError, KubeError) as error:
         log.warning(

@@ -31,12 +31,13 @@ _RESOLVING_THREADS = 32
 # Control characters, which aiohttp refuses in headers.
 _UNSENDABLE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 
+# Receives a part of a body, and returns whether it needs more.
 BodyConsumer = Callable[[bytes], bool]
 
 
 @dataclass(frozen=True)
 class Login:
-    """A name and a password for Basic authentication; if both are empty, the request has no login."""
+    """A name and a password for Basic authentication. Without a password, the request has no Authorization header."""
 
     username: str = ""
     password: str = field(default="", repr=False)
@@ -95,7 +96,7 @@ async def fetch(
 
     Args:
         max_bytes: size limit of the decompressed body.
-        take: receives the body of a response with status 200 in parts, and returns whether it needs more.
+        take: receives the body of a response with status 200; the body of any other response is not read.
 
     Raises:
         NoResponseError: the request cannot be sent, the server cannot be reached, or the response exceeds a limit.
@@ -254,7 +255,8 @@ def _find_proxy(url: str) -> str | None:
 
 async def _read_body(response: aiohttp.ClientResponse, max_bytes: int, take: BodyConsumer) -> None:
     """Give the body to `take` in parts, until `take` needs no more."""
-    size, parts = 0, response.content.iter_chunked(_CHUNK_BYTES)
+    parts = response.content.iter_chunked(_CHUNK_BYTES)
+    size = 0
     while True:
         try:
             part = await anext(parts)

@@ -55,11 +55,8 @@ def _check_pods(field: str, pods: PodSettings) -> None:
     image = pods.image if isinstance(pods, RolePodSettings) else None
     _check_pattern([image], r"\S+", "image name")
     _check_pattern([pods.service_account_name], SUBDOMAIN, "object name")
-    _check_pattern(
-        (ref.name for item in pods.env_from for ref in (item.secret_ref, item.config_map_ref) if ref),
-        SUBDOMAIN,
-        "object name",
-    )
+    references = [ref for item in pods.env_from for ref in (item.secret_ref, item.config_map_ref)]
+    _check_pattern([ref.name for ref in references if ref], SUBDOMAIN, "object name")
     _check_pattern([item.name for item in pods.env], ENV_NAME, "variable name")
     _check_pattern([item.prefix for item in pods.env_from], ENV_NAME, "variable prefix")
     _check_sources(field, pods.env, pods.env_from)
@@ -114,7 +111,8 @@ def _check_catalog(catalog: Catalog) -> None:
     parts = {"UnityCatalog": catalog.unity_catalog, "Databricks": catalog.databricks, "Hive": catalog.hive}
     configured = [kind for kind, part in parts.items() if part is not None]
     # A catalog of type Databricks may have no fields of its own.
-    if configured != [catalog.type] and not (catalog.type == "Databricks" and not configured):
+    fits_type = configured == [catalog.type] or (catalog.type == "Databricks" and not configured)
+    if not fits_type:
         raise ValueError(
             f"catalog.type is {catalog.type}, but the catalog configures {' and '.join(configured) or 'no server'}: set the fields of that "
             "type only"

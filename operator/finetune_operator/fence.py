@@ -1,4 +1,4 @@
-"""The fence: requests that write leave this process only while its replica holds the Lease of the operator.
+"""The fence: this process sends requests that write only while its replica holds the Lease of the operator.
 
 Every request of the operator leaves through `kube` or `bounded`, and both pass requests that write through the fence. A process that
 was paused beyond its Lease therefore writes nothing when it continues, whatever it was about to do.
@@ -34,7 +34,7 @@ class NotLeaderError(Exception):
 
 
 class Fence:
-    """Lets requests that write pass until a time. It is open until `close` or `open_until` is called."""
+    """Lets requests that write pass until the time that `open_until` sets. A new fence lets them pass without an end."""
 
     def __init__(self, clock: Callable[[], float] = seconds_since_boot) -> None:
         self._clock = clock
@@ -53,7 +53,7 @@ class Fence:
         return self._writes
 
     def open_until(self, end: float) -> None:
-        """Let requests that write pass, and end them at a time of the fence's clock."""
+        """Let requests that write pass until a time of the fence's clock. Each ends before the time that is set when it begins."""
         with self._lock:
             self._end = end
 
@@ -65,7 +65,7 @@ class Fence:
     async def limit(
         self, method: str, timeout_seconds: float, *, is_read: bool = False
     ) -> AsyncIterator[float]:
-        """A context for one request, which ends at a timeout. It yields the timeout: a request that writes ends before the fence closes.
+        """A context that cancels one request at a timeout, and yields the timeout. A request that writes also ends before the fence closes.
 
         Args:
             timeout_seconds: timeout of a request that the fence does not limit.
@@ -75,7 +75,7 @@ class Fence:
             NotLeaderError: the request writes, and the fence is closed or about to close.
             TimeoutError: the request did not end in time.
         """
-        # NB: read before the check, so that a process that is paused after the check finds the timeout expired when it continues.
+        # NB: the time is read before the check of the fence. A process that is paused after the check then finds the timeout expired.
         started = asyncio.get_running_loop().time()
         if is_read or method in READING_METHODS:
             async with asyncio.timeout_at(started + timeout_seconds):

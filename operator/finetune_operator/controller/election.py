@@ -1,8 +1,8 @@
 """Leader election: of the replicas of the operator, only the holder of one Lease reconciles and writes.
 
 The other replicas stand by: they watch and list, so that their caches are warm. A leader that cannot renew the Lease ends its process.
-A new leader never meets a write of the old one: the fence of the old leader closes before its Lease expires, and no write outlasts the
-fence.
+Writes of two leaders never overlap: the fence of the old leader, which refuses its writes once it is closed, closes before the Lease
+expires, and each write ends before the fence closes.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from finetune_operator.kube import KubeError
 log = logging.getLogger(__name__)
 
 _ABOUT = "leader election of the operator"
-# Parts of the duration of the Lease. The margin is for a write that a server carries out after its sender has given up, and for clocks
-# that run at different speeds.
+# Shares of the duration of the Lease. The fence closes by the margin before the Lease expires: a server may carry out a write after its
+# sender has given up, and clocks run at different speeds.
 _MARGIN = 0.2
 _RENEW_INTERVAL = 0.2
 _RETRY_INTERVAL = 0.1
@@ -58,8 +58,10 @@ class Election:
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     won: asyncio.Event = field(default_factory=asyncio.Event)
     _lease: HeldLease | None = None
-    _has_recovered: bool = False
+    _tried_recovery: bool = False
+    """Whether the API server has answered if an earlier process of this replica holds the Lease."""
     _last_answer: float = field(init=False)
+    """When the Lease was last acquired, renewed, or read as held by another replica."""
 
     def __post_init__(self) -> None:
         self.fence.close()
@@ -81,14 +83,14 @@ class Election:
     async def resign(self) -> None:
         """Refuse further writes, wait for the writes in progress, and release the Lease. Call it after `run` has ended."""
         self.fence.close()
-        # NB: no write outlasts the fence, so this ends before the Lease expires. Also after the Lease was lost: the next process of this
-        # replica could take it back while a write is still in progress.
+        # NB: this ends before the Lease expires, since each write ends before the fence closes. It is needed even if the Lease is lost: the
+        # next process of this replica could take the Lease back while a write is still in progress.
         while self.fence.writes:
             await self.sleep(_DRAIN_INTERVAL_SECONDS)
         if self._lease is None:
             return
         try:
-            # A renewal whose response was lost has changed the version of the Lease.
+            # A renewal whose response was lost has changed the version of the Lease, so the Lease is read again.
             lease = await self.leases.recover(self.name, _ABOUT, self.leases.identity)
         except (KubeError, LeaseBusy) as error:
             log.warning("Lease %s was not released, and expires: %s", self._where, error)
@@ -135,11 +137,12 @@ class Election:
             await self.sleep(_RETRY_INTERVAL * self.leases.seconds)
 
     async def _recover_after_restart(self) -> HeldLease | None:
-        """Take back the Lease that an earlier process of this replica held, whose container was restarted. It is looked for once."""
-        if not self.replica or self._has_recovered:
+        """Take back the Lease of an earlier process of this replica, whose container was restarted. Tried until the API server answers."""
+        if not self.replica or self._tried_recovery:
             return None
+        # The identities of all processes of this replica begin with this one.
         lease = await self.leases.recover(self.name, _ABOUT, build_identity(self.replica, ""))
-        self._has_recovered = True
+        self._tried_recovery = True
         return lease
 
     async def _renew(self) -> HeldLease:
@@ -161,7 +164,7 @@ class Election:
         try:
             return await self.leases.renew(lease)
         except LeaseBusy:
-            # A renewal whose response was lost has changed the version of the Lease.
+            # A renewal whose response was lost has changed the version of the Lease, which this process still holds.
             recovered = await self.leases.recover(self.name, _ABOUT, self.leases.identity)
             if recovered is None:
                 raise

@@ -27,6 +27,7 @@ _WARN_WHEN_FALSE = {
     ConditionType.REGISTRY_READY,
     ConditionType.GATES_PASSED,
 }
+# Reasons that are failures, whatever the status of their condition.
 _WARNING_REASONS = {
     ConditionReason.ACCEPTED_WITH_WARNING,
     ConditionReason.INVALID_SPEC,
@@ -60,6 +61,7 @@ _WARNING_REASONS = {
 }
 # Reasons that only mean a wait, even in a condition for which False is a failure.
 _NORMAL_REASONS = {ConditionReason.SCALING_UP}
+# Reasons that are not reported, except as reasons of Accepted.
 _SILENT_REASONS = {
     ConditionReason.MLFLOW_NOT_CONFIGURED,
     ConditionReason.STORAGE_NOT_CONFIGURED,
@@ -109,13 +111,15 @@ def find_changes(before: Sequence[Condition], after: Sequence[Condition]) -> lis
     reportable = [item for item in after if _is_reportable(previous.get(item.type), item)]
     failed = next((item for item in reportable if item.type == ConditionType.FAILED), None)
     causes = {(item.reason, item.message) for item in reportable if item.type not in _REPEATING}
-    return [
-        Change(previous.get(item.type), item)
-        for item in reportable
-        if item.type == ConditionType.FAILED
-        or (item.type == ConditionType.PROMOTED and (item.reason, item.message) not in causes)
-        or (item.type not in _REPEATING and not (failed and _repeats(failed, item)))
-    ]
+
+    def is_reported_elsewhere(item: Condition) -> bool:
+        if item.type == ConditionType.FAILED:
+            return False
+        if item.type == ConditionType.PROMOTED:
+            return (item.reason, item.message) in causes
+        return failed is not None and _repeats(failed, item)
+
+    return [Change(previous.get(item.type), item) for item in reportable if not is_reported_elsewhere(item)]
 
 
 def _repeats(failed: Condition, item: Condition) -> bool:
@@ -127,7 +131,7 @@ def _is_reportable(before: Condition | None, after: Condition) -> bool:
     """Whether the change of a condition needs an Event."""
     if after.type in SUMMARY:
         return False
-    # An accepted resource is normal; any other reason of Accepted is reported, even one in _SILENT_REASONS.
+    # An accepted resource is normal. Any other reason of Accepted is reported, even a reason in _SILENT_REASONS.
     if (after.type, after.reason) == (ConditionType.ACCEPTED, ConditionReason.ACCEPTED):
         return False
     if after.reason in _SILENT_REASONS and after.type != ConditionType.ACCEPTED:

@@ -44,7 +44,7 @@ class Health:
     def why_stuck(self) -> str | None:
         """Return the reason why the process must be restarted; None while it works.
 
-        NB: what a restart does not change is ignored: an API server that is away, and workers that wait for a slow MLflow.
+        NB: what a restart does not change is ignored: an API server that is unavailable, and workers that wait for a slow MLflow.
         """
         seconds = self.clock() - self.last_attempt
         if seconds > self.resync_seconds + _STUCK_SECONDS:

@@ -1,4 +1,4 @@
-"""Leases: only the replica of the operator that holds a Lease writes.
+"""Leases (coordination.k8s.io): only the replica of the operator that holds a Lease writes what the Lease protects.
 
 The clocks of replicas differ, so a replica does not rely on the timestamps of another: it considers a Lease expired after it
 has seen no renewal for the Lease's duration on its own clock.
@@ -58,14 +58,14 @@ class Leases:
             KubeError: the API server refused, or could not be reached.
         """
         body = self._body(name, about)
-        # A Lease that another replica held a moment ago probably exists.
+        # A Lease that another replica held at the last try probably exists, so it is not created first.
         lease = None if name in self._observed else await self._create(body)
         lease = lease or await self._take_over(body)
         self._observed.pop(name, None)
         return lease
 
     async def recover(self, name: str, about: str, holder: str) -> HeldLease | None:
-        """Renew the Lease if its holder's identity begins with `holder`, and return it; otherwise None.
+        """Renew the Lease if the identity of its holder begins with `holder`, and return the Lease; otherwise return None.
 
         Raises:
             LeaseBusy: another replica acquired it meanwhile.
@@ -126,13 +126,13 @@ class Leases:
             return lease
         state = (current["metadata"]["uid"], current["metadata"]["resourceVersion"])
         now = self.clock()
-        before, since = self._observed.get(name, (None, now))
-        if before != state:
+        last_state, since = self._observed.get(name, (None, now))
+        if state != last_state:
             since = now
             self._observed[name] = (state, now)
-        seconds = (current.get("spec") or {}).get("leaseDurationSeconds") or 0
         # The holder may run with a longer duration than this replica.
-        if now - since < max(self.seconds, seconds):
+        holder_seconds = (current.get("spec") or {}).get("leaseDurationSeconds") or 0
+        if now - since < max(self.seconds, holder_seconds):
             raise LeaseBusy(f"Lease {self.namespace}/{name} is held by {_holder(current)}")
         log.warning("took over Lease %s/%s, which %s let expire", self.namespace, name, _holder(current))
         return await self._replace(current, body)

@@ -1,7 +1,7 @@
 """What the store keeps of an object: the fields that decisions need.
 
-A pod of a training is 9 KB of JSON and 50 KiB of Python objects, most of them the variables and mounts of its containers, and who wrote
-which field. The store keeps a tenth of that.
+A training pod is 9 KB of JSON and 50 KiB of Python objects, most of them for managedFields and for the variables and mounts of its
+containers. The store keeps a tenth of that.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from sys import intern
 from finetune_crds.base import Json
 
 COMPANIONS = ("Service", "ConfigMap")
-"""What the pods of a Job need besides it; only their metadata is kept."""
+"""Kinds that the pods of a Job need besides it. Only the metadata of these objects is kept."""
 
-# Written by clients for themselves: who wrote which field, and a copy of what `kubectl apply` sent.
+# The manifest that `kubectl apply` sent, as an annotation.
 _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
-# Of a Job: everything but the template of its pods, which never changes.
+# The field of a Job's spec that is not kept: the template of its pods, which never changes.
 _JOB_TEMPLATE = "template"
 _POD_SPEC_FIELDS = ("nodeName", "nodeSelector")
 _CONTAINER_FIELDS = ("name", "resources")
@@ -32,7 +32,7 @@ def _project_resource(body: Json) -> Json:
 
 
 def _project_promotion(body: Json) -> Json:
-    """A promotion, whose managedFields name who changed it; if its spec names no model, the model is the promotion's name."""
+    """A whole promotion, since its managedFields name who changed it; spec.model has its default, the promotion's name."""
     return {**body, "spec": {"model": body["metadata"]["name"], **(body.get("spec") or {})}}
 
 
@@ -74,7 +74,7 @@ def _select(values: Json, names: tuple[str, ...]) -> Json:
 
 
 def _share_keys(value: Json) -> Json:
-    """A copy whose keys are the same strings as those of other objects: json creates them anew for each document."""
+    """A copy with interned keys, which take memory only once: json creates new strings for each document."""
     return {intern(name): _share_keys_within(item) for name, item in value.items()}
 
 

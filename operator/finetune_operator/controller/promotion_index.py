@@ -1,4 +1,4 @@
-"""Finds promotions by what they are about, so that a pass need not go through all of them."""
+"""An index of promotions by model, by endpoint, and by the job of their source, so that a pass need not search all promotions."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ from dataclasses import dataclass, field
 from finetune_crds.base import Json
 
 Key = tuple[str, str]  # namespace, name
+# What promotions are looked up by: ("model", name), ("endpoint", name), or ("job", namespace, name).
+_Term = tuple[str, ...]
 
 
 @dataclass
 class PromotionIndex:
     """The keys of promotions, by their model, by the endpoint that they change, and by the FineTuneJob of their source.
 
-    NB: a spec possibly does not fit this version's schema.
+    NB: a spec may not fit this version's schema, so it is read as JSON.
     """
 
-    _by_term: dict[tuple[str, ...], set[Key]] = field(default_factory=lambda: defaultdict(set))
+    _by_term: dict[_Term, set[Key]] = field(default_factory=lambda: defaultdict(set))
 
     def add(self, key: Key, body: Json) -> None:
         """Add a promotion."""
@@ -45,7 +47,7 @@ class PromotionIndex:
         """The promotions that take their version from a FineTuneJob."""
         return self._sorted(("job", namespace, name))
 
-    def _sorted(self, term: tuple[str, ...]) -> list[Key]:
+    def _sorted(self, term: _Term) -> list[Key]:
         return sorted(self._by_term.get(term, ()))
 
 
@@ -54,7 +56,7 @@ def find_endpoint(serving: Json) -> str | None:
     return serving.get("endpoint") or (serving.get("databricks") or {}).get("endpoint")
 
 
-def _list_terms(body: Json) -> Iterator[tuple[str, ...]]:
+def _list_terms(body: Json) -> Iterator[_Term]:
     meta, spec = body["metadata"], body.get("spec") or {}
     yield "model", str(spec.get("model")).casefold()
     endpoint = find_endpoint(spec.get("serving") or {})

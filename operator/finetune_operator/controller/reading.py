@@ -15,16 +15,16 @@ class UnreadableStatusError(ValueError):
     """A status that this version of the operator does not understand."""
 
 
-def read_spec(kind: type[Part], body: Json) -> tuple[Part | None, str | None]:
+def read_spec(model: type[Part], body: Json) -> tuple[Part | None, str | None]:
     """The pair (spec, None) or, if the spec does not fit the schema, (None, reason)."""
     try:
-        return kind.model_validate(body.get("spec") or {}), None
+        return model.model_validate(body.get("spec") or {}), None
     except ValidationError as error:
         first = error.errors()[0]
         return None, f"{'.'.join(['spec', *(str(part) for part in first['loc'])])}: {first['msg']}"
 
 
-def read_status(kind: type[Part], body: Json, what: str) -> Part:
+def read_status(model: type[Part], body: Json, what: str) -> Part:
     """The status of a resource.
 
     Args:
@@ -35,7 +35,7 @@ def read_status(kind: type[Part], body: Json, what: str) -> Part:
             resource, since it would repeat work that the status records.
     """
     try:
-        return kind.model_validate(body.get("status") or {})
+        return model.model_validate(body.get("status") or {})
     except ValidationError as error:
         where = ".".join(str(part) for part in error.errors()[0]["loc"])
         raise UnreadableStatusError(

@@ -21,7 +21,8 @@ from finetune_operator.kube import KubeError
 # Delay of the next pass while another replica holds a Lease that this replica requires.
 BUSY_SECONDS = 1.0
 
-# Why the API server did not carry out a request. NB: its own reasons are not a fixed set, since webhooks add some.
+# By HTTP status (0: no response), the reason why a request to the API server failed, as a label of a metric. NB: the reasons in the
+# responses are not a fixed set, since webhooks add some.
 _REASON_BY_STATUS = {
     0: "ApiServerUnreachable",
     HTTPStatus.BAD_REQUEST: "Invalid",
@@ -66,7 +67,7 @@ class Reconciler(ABC):
             delay = self.queue.retry(key, at_least_seconds=server_delay)
             metrics.reconcile_errors.labels(self.kind, self._classify_error(error)).inc()
             if isinstance(error, self.expected):
-                # A conflict means that another client wrote after the pass began; the next pass reads the new version.
+                # A conflict is normal: another client wrote after the pass began. The next pass reads the new version.
                 conflict = isinstance(error, KubeError) and error.status == HTTPStatus.CONFLICT
                 log.log(
                     logging.INFO if conflict else logging.WARNING,

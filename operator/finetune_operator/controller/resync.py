@@ -17,6 +17,8 @@ from finetune_operator.settings import Settings
 
 log = logging.getLogger(__name__)
 
+_RETRY_SECONDS = 5.0
+
 
 @dataclass
 class Resync:
@@ -42,7 +44,8 @@ class Resync:
             except KubeError as error:
                 log.warning("failed to list objects: %s; retrying", error)
                 self.health.last_attempt = self.health.clock()
-                await asyncio.sleep(max(min(5.0, self.settings.resync_seconds), error.retry_after_seconds))
+                delay = min(_RETRY_SECONDS, self.settings.resync_seconds)
+                await asyncio.sleep(max(delay, error.retry_after_seconds))
                 continue
             with suppress(TimeoutError):
                 async with asyncio.timeout(self.settings.resync_seconds):
@@ -68,7 +71,7 @@ class Resync:
         try:
             await self._list()
         finally:
-            # Also after a failure: the events of the objects that the store has from the complete lists bring nothing new.
+            # Also after a failure: the objects that were listed before it are in the store, so their watch events queue nothing.
             if self.queues.is_open:
                 self.queue_all()
         self.health.last_list = self.health.last_attempt = self.health.clock()

@@ -69,9 +69,10 @@ class Store:
     _by_owner: dict[str, dict[Identity, set[Key]]] = field(
         default_factory=lambda: {kind: defaultdict(set) for kind in CHILDREN}
     )
+    """By kind of child: the keys of the children of each owner."""
     promotion_index: PromotionIndex = field(default_factory=PromotionIndex)
     _jobs: set[Identity] = field(default_factory=set)
-    """The Jobs in the store."""
+    """The identities of the Jobs in the store."""
     _recorded: dict[Identity, set[Identity]] = field(default_factory=dict)
     """By FineTuneJob: the Jobs that it records."""
     _deleted_jobs: dict[Identity, dict[Identity, int]] = field(default_factory=dict)
@@ -176,16 +177,18 @@ class Store:
             owners = set(map(_identity, self.finetunejobs.values()))
             for child in ("Job", *COMPANIONS):
                 self._drop_unowned(child, owners, version)
-            # NB: not when the Pods are listed: at the first list, the FineTuneJobs that record deleted Jobs are not yet known. The
-            # pods of deleted and of recorded Jobs stay too.
-            existing_jobs = self._jobs.union(*self._deleted_jobs.values(), *self._recorded.values())
-            self._drop_unowned("Pod", existing_jobs, self._list_versions["Job"])
+            # NB: Pods are dropped only now, not when they are listed: at the first list, the FineTuneJobs that record deleted Jobs are not
+            # yet known, and the pods of these Jobs stay too.
+            pod_owners = self._jobs.union(*self._deleted_jobs.values(), *self._recorded.values())
+            self._drop_unowned("Pod", pod_owners, self._list_versions["Job"])
 
     def _put(self, kind: str, body: Json) -> None:
         """Store an object, unless a newer state or its deletion is recorded."""
         key = _key(body)
         stored = self._objects[kind].get(key)
-        if _version(body) < max(_version(stored) if stored else 0, self._deletions[kind].get(key, 0)):
+        stored_version = _version(stored) if stored else 0
+        deleted_version = self._deletions[kind].get(key, 0)
+        if _version(body) < max(stored_version, deleted_version):
             return
         if kind in CHILDREN:
             owner = self.owner_of(kind, body)

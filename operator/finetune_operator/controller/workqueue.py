@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 
 _FIRST_BACKOFF_SECONDS = 0.5
 _MAX_BACKOFF_SECONDS = 60.0
+# Keeps the power finite; fewer doublings already exceed the maximum.
+_MAX_DOUBLINGS = 10
 
 
 @dataclass
@@ -33,6 +35,7 @@ class WorkQueue:
     _delayed: list[tuple[float, str]] = field(default_factory=list)
     """A heap of (time, key). An entry counts only if `_due` has the same time for the key."""
     _due: dict[str, float] = field(default_factory=dict)
+    """By key: when its earliest delay ends."""
     _failures: dict[str, int] = field(default_factory=dict)
     _added_at: dict[str, float] = field(default_factory=dict)
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
@@ -67,7 +70,8 @@ class WorkQueue:
             at_least_seconds: the minimum delay, which a server asks for.
         """
         failures = self._failures[key] = self._failures.get(key, 0) + 1
-        delay = min(_FIRST_BACKOFF_SECONDS * float(2 ** min(failures - 1, 10)), _MAX_BACKOFF_SECONDS)
+        doublings = min(failures - 1, _MAX_DOUBLINGS)
+        delay = min(_FIRST_BACKOFF_SECONDS * float(2**doublings), _MAX_BACKOFF_SECONDS)
         delay *= random.uniform(0.75, 1.25)  # noqa: S311
         # NB: randomized too, so that keys that failed together are not retried together.
         delay = max(delay, at_least_seconds * random.uniform(1.0, 1.25))  # noqa: S311
@@ -79,7 +83,7 @@ class WorkQueue:
         self._failures.pop(key, None)
 
     def drop(self, key: str) -> None:
-        """Cancel the delays of a key whose object no longer exists."""
+        """Cancel the delays and reset the backoff of a key whose object no longer exists."""
         self._failures.pop(key, None)
         self._due.pop(key, None)
 

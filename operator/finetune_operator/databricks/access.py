@@ -78,8 +78,9 @@ def _read_settings(settings: Settings) -> Access:
 
 def _read_secret(secret: Mapping[str, str]) -> Access:
     # NB: values from files and `echo` end in a line break, which a header must not contain.
-    # SECRET_KEYS has the keys in this order.
-    host, token, client_id, client_secret = (secret.get(key, "").strip() for key in SECRET_KEYS)
+    values = {key: secret.get(key, "").strip() for key in SECRET_KEYS}
+    host, token = values["DATABRICKS_HOST"], values["DATABRICKS_TOKEN"]
+    client_id, client_secret = values["DATABRICKS_CLIENT_ID"], values["DATABRICKS_CLIENT_SECRET"]
     if not host:
         raise _not_configured(
             f"the Secret that secretRef names lacks DATABRICKS_HOST: it must have {_REQUIRED_KEYS}"

@@ -28,6 +28,8 @@ from finetune_operator.errors import ExternalError, Problem
 _JWT = "urn:ietf:params:oauth:token-type:jwt"
 _ACCOUNT_HOST = re.compile(r"accounts\.([a-z0-9-]+\.)?databricks\.com")
 _EXCHANGE = "urn:ietf:params:oauth:grant-type:token-exchange"
+# Lifetime of a token whose response does not state it.
+_DEFAULT_TOKEN_SECONDS = 3600
 
 # NB: the SDK logs warnings on every attempt, and request bodies at level DEBUG.
 logging.getLogger("databricks.sdk").setLevel(logging.ERROR)
@@ -73,7 +75,7 @@ class Login(Config):
         """Reads nothing, for the same reason."""
 
     def _resolve_host_metadata(self) -> None:
-        """Read the workspace's ids and the address for logins. Without an answer, the usual address of a workspace is used."""
+        """Read the workspace's ids and the address for logins. Without a valid answer, `_Tokens` uses the usual address of a workspace."""
         session = _BaseClient(retry_timeout_seconds=self.retry_timeout_seconds, clock=self.clock)
         bind(session._session)  # noqa: SLF001 - the SDK takes no session
         try:
@@ -143,7 +145,7 @@ class _Tokens(Refreshable):
         return Token(
             access_token=body["access_token"],
             token_type=body.get("token_type") or "Bearer",
-            expiry=datetime.now() + timedelta(seconds=int(body.get("expires_in") or 3600)),  # noqa: DTZ005 - naive, as in the SDK
+            expiry=datetime.now() + timedelta(seconds=int(body.get("expires_in") or _DEFAULT_TOKEN_SECONDS)),  # noqa: DTZ005 - naive, as in the SDK
         )
 
     def _endpoint(self) -> str:

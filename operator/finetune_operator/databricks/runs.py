@@ -23,6 +23,7 @@ from databricks.sdk.service.jobs import (
 from finetune_crds import contract
 from finetune_crds.conditions import ConditionReason
 from finetune_crds.contract import RunReport
+from finetune_crds.databricks import Serverless
 from finetune_operator.databricks.model import Run, Submission
 from finetune_operator.databricks.workspace import log_error, translate_errors
 from finetune_operator.errors import ExternalError, Problem
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_TASK = "prepare"
+_TASK = "prepare"  # the key of the run's only task, and of its environment
 _Life, _Code = RunLifecycleStateV2State, TerminationCodeCode
 _CANCELED_CODES = (_Code.CANCELED, _Code.USER_CANCELED)
 # A retry would end in the same way: the spec or the workspace has to change.
@@ -70,7 +71,7 @@ def submit(client: WorkspaceClient, submission: Submission, wheels: Path) -> str
                 environments=_build_environments(submission, wheel),
             )
         except errors.InvalidState:
-            # The cluster is starting or terminating: it accepts the run later.
+            # NB: a subclass of BadRequest, and temporary: the cluster is starting or terminating, and accepts the run later.
             raise
         except errors.BadRequest as error:
             why = log_error(client, error, "submit a run")
@@ -150,9 +151,11 @@ def _explain_failure(client: WorkspaceClient, run: jobs.Run) -> str:
     """Explain why a run without a report failed: the error of its task, or the termination reason in the workspace."""
     status = run.status
     termination = status.termination_details if status else None
-    reason = (termination.message if termination else None) or (
-        str(termination.code.value) if termination and termination.code else "no reason"
-    )
+    reason = "no reason"
+    if termination and termination.message:
+        reason = termination.message
+    elif termination and termination.code:
+        reason = str(termination.code.value)
     # NB: only a task has an output, and the run of a task has an id of its own.
     for task in run.tasks or []:
         with translate_errors(client, "read the output of a run"):
@@ -194,8 +197,9 @@ def _build_task(submission: Submission, wheel: str, host: str) -> SubmitTask:
 def _build_environments(submission: Submission, wheel: str) -> list[JobEnvironment] | None:
     if submission.compute.type != "Serverless":
         return None
-    version = submission.compute.serverless.environment_version if submission.compute.serverless else "4"
-    return [JobEnvironment(_TASK, Environment(environment_version=version, dependencies=[wheel]))]
+    serverless = submission.compute.serverless or Serverless()
+    environment = Environment(environment_version=serverless.environment_version, dependencies=[wheel])
+    return [JobEnvironment(_TASK, environment)]
 
 
 def _build_cluster(spec: NewCluster, conf: dict[str, str]) -> ClusterSpec:
@@ -217,7 +221,7 @@ def _build_cluster(spec: NewCluster, conf: dict[str, str]) -> ClusterSpec:
 
 def _upload_wheel(client: WorkspaceClient, volume: str, wheels: Path) -> str:
     """Upload this version's wheel unless the volume has it, and return its path in the volume."""
-    wheel = next(iter(sorted(wheels.glob("*.whl"))), None)
+    wheel = min(wheels.glob("*.whl"), default=None)
     if wheel is None:
         message = f"the operator has no wheel in {wheels}: install an image of the operator that contains the wheel, or set FINETUNE_PREP_WHEELS"
         raise ExternalError(Problem(ConditionReason.DATABRICKS_NOT_CONFIGURED, message))

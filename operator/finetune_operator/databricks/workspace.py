@@ -71,7 +71,8 @@ class translate_errors:  # noqa: N801
         return None
 
     def __exit__(self, _type: object, error: BaseException | None, _traceback: object) -> None:
-        if error is None or isinstance(error, ExternalError) or not isinstance(error, Exception):
+        # An ExternalError is already translated, and an interruption, such as CancelledError, is no Exception.
+        if not isinstance(error, Exception) or isinstance(error, ExternalError):
             return
         _clients.reconsider(self._access, error)
         reason, message = _classify_error(error, self._access, self._what)
@@ -123,9 +124,9 @@ class _Clients:
             self._cached.pop(credentials, None)
 
     def reconsider(self, credentials: Access, error: Exception) -> None:
-        """After an error, discard a client that no longer works, so that the next call creates another.
+        """After an error, discard a client that cannot work, so that the next call creates another.
 
-        Either its token is no longer accepted, or the workspace did not answer discovery when the client was created.
+        Either its token is no longer accepted, or the workspace did not answer discovery (`discovery_url`) when the client was created.
         """
         from databricks.sdk.errors import Unauthenticated
 

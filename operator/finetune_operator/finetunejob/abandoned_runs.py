@@ -1,7 +1,7 @@
 """Closes the MLflow runs of jobs that were deleted while the operator was down.
 
-A watch does not deliver what happened before it began, so the runs are searched for once, after the operator has started. A run
-belongs to this cluster if its tags contain the name and the uid of a namespace of this cluster.
+A watch does not deliver what happened before it began, so the runs are searched for once, after the operator has started. A run is of
+this cluster if its tags contain the name and the uid of a namespace of this cluster.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _MAX_DELAY_SECONDS = 3600.0
 
 @dataclass
 class AbandonedRuns:
-    """Searches the MLflow server that the chart configures.
+    """Closes the runs of deleted jobs on the MLflow server that the chart configures.
 
-    The runs of jobs with a server or a login of their own cannot be found without these jobs.
+    A job's own MLflow server or login is unknown once the job is deleted, so such a run stays open.
 
     Attributes:
         sleep: waits for a number of seconds.
@@ -61,7 +61,9 @@ class AbandonedRuns:
                 return
 
     async def close(self) -> None:
-        """Close every open run whose job no longer exists. A run that cannot be closed stays open.
+        """Close every open run whose job no longer exists; without an MLflow server in the chart, do nothing.
+
+        A run that cannot be closed stays open.
 
         Raises:
             ExternalError: MLflow cannot be searched.
@@ -83,13 +85,14 @@ class AbandonedRuns:
         namespace, _, name = job.partition("/")
         # An operator without a list of namespaces watches all of them.
         is_watched = not self.settings.namespaces or namespace in self.settings.namespaces
-        if not (namespace and name and is_watched) or "/" in name:
+        is_job_key = bool(namespace and name) and "/" not in name
+        if not is_job_key or not is_watched:
             return False
         if await self.namespaces.read_uid(namespace) != run.tags.get(contract.TAG_NAMESPACE_UID):
             return False
         uid = run.tags.get(contract.TAG_JOB_UID)
-        known = self.store.finetunejobs.get((namespace, name))
-        if known and known["metadata"]["uid"] == uid:
+        cached = self.store.finetunejobs.get((namespace, name))
+        if cached and cached["metadata"]["uid"] == uid:
             return False
         # NB: the store may be behind, and a run that is closed by mistake is lost.
         body = await self.kube.get("FineTuneJob", namespace, name)

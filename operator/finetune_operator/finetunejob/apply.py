@@ -95,12 +95,12 @@ class FineTuneJobApplier:
         await self._delete(ftj, decision)
         if decision.lease:
             await self.leases.take(ftj, decision.lease)
-        # The Service and the ConfigMap go out together, before the Job: if the name of one belongs to another object, no pod may use it.
+        # The Service and the ConfigMap are written together, before the Job: no pod may use an object of another owner with such a name.
         companions = [body for body in decision.apply if body["kind"] in COMPANIONS]
         applied = await asyncio.gather(
             *(self._apply_companion(ftj, body) for body in companions), return_exceptions=True
         )
-        # NB: only now: a write that continues after a failed pass would meet those of the next pass.
+        # NB: errors are raised only when both writes have ended: a write that outlasts its pass would interfere with the next pass.
         for error in applied:
             if error is not None:
                 raise error
@@ -191,8 +191,8 @@ class FineTuneJobApplier:
             log.warning("%s: its children of kind %s cannot be deleted: %s", ftj.key, kind, error)
 
     async def _delete_child(self, ftj: FineTuneJob, item: Deletion) -> None:
-        # NB: foreground: a Job stays until its pods are deleted. Without their Job, the owner of the pods would be unknown. For the
-        # exception, see `Deletion.frees_name`.
+        # NB: with foreground deletion, a Job stays until its pods are deleted. Without the Job, the owner of its pods would be unknown. For
+        # the exception, see `Deletion.frees_name`.
         foreground = item.kind == "Job" and not item.frees_name
         await self.kube.delete(item.kind, ftj.namespace, item.name, item.uid, foreground=foreground)
         log.info("deleted %s %s/%s", item.kind, ftj.namespace, item.name)
@@ -200,7 +200,7 @@ class FineTuneJobApplier:
     async def _create_once(self, ftj: FineTuneJob, body: Json) -> None:
         """Create a Job or a custom object, or use the one that an interrupted pass created.
 
-        NB: these never change: a Job's template is immutable, and a change of a custom object may restart the object.
+        NB: such an object is created and never updated: a Job's template is immutable, and an update may restart a custom object.
         """
         kind, name = body["kind"], body["metadata"]["name"]
         try:
@@ -264,7 +264,7 @@ class FineTuneJobApplier:
                 try:
                     return await self._write_to_mlflow(ftj, action)
                 finally:
-                    # Even a failed write may have changed what was read before.
+                    # Even a failed write may have changed what the poller has read.
                     self.poller.forget(ftj)
 
     async def _write_to_mlflow(self, ftj: FineTuneJob, action: MlflowAction) -> ActionResult:
@@ -323,7 +323,7 @@ def _tag_version(tracked: Tracked, action: TagVersion) -> None:
 
 
 def _remedy(body: Json) -> str:
-    """Return the remedy for a Job that the API server rejects: users write its pod template."""
+    """Return the remedy for a Job or a custom object that the API server rejects. Users write the pod template of a Job."""
     custom_kind = backends.find_custom_kind(body["kind"])
     if custom_kind:
         return custom_kind.remedy
@@ -333,8 +333,9 @@ def _remedy(body: Json) -> str:
 
 def _explain_taken_name(body: Json, existing: Json) -> str:
     kind, name = body["kind"], body["metadata"]["name"]
-    if is_being_deleted(existing) or any(
-        owner["kind"] == "FineTuneJob" for owner in existing["metadata"].get("ownerReferences") or []
-    ):
+    owners = existing["metadata"].get("ownerReferences") or []
+    # Only an earlier job of this name has children of this name.
+    belongs_to_job = any(owner["kind"] == "FineTuneJob" for owner in owners)
+    if is_being_deleted(existing) or belongs_to_job:
         return f"{kind} {name} of an earlier job is still being deleted: waiting until it no longer exists"
     return f"{kind} {name} exists and has another owner: delete this object, or create a FineTuneJob with another name"

@@ -30,10 +30,10 @@ def find_owner(kind: str, body: Json) -> Owner | None:
     """The Job that controls an object of kind Pod, or the FineTuneJob that controls an object of any other kind; None without either."""
     controller_kind = ("batch", "Job") if kind == "Pod" else (GROUP, "FineTuneJob")
     reference = _controller(body)
-    if (
-        reference is None
-        or (str(reference["apiVersion"]).split("/")[0], reference["kind"]) != controller_kind
-    ):
+    if reference is None:
+        return None
+    group, _, _version = str(reference["apiVersion"]).partition("/")
+    if (group, reference["kind"]) != controller_kind:
         return None
     # NB: an owner is in the namespace of its dependent; Kubernetes treats any other owner as absent.
     return Owner(body["metadata"]["namespace"], reference["uid"])
@@ -41,14 +41,16 @@ def find_owner(kind: str, body: Json) -> Owner | None:
 
 def is_child(body: Json, ftj: FineTuneJob) -> bool:
     """Whether a FineTuneJob itself, not one of its Jobs, controls an object of its namespace."""
+    # The rule for a Job is the rule for every kind other than Pod.
     return find_owner("Job", body) == Owner(ftj.namespace, ftj.uid)
 
 
 def controlling_pod(body: Json) -> str | None:
     """The uid of the Pod that controls an object; None when no Pod does."""
     reference = _controller(body)
-    is_pod = reference is not None and (reference["apiVersion"], reference["kind"]) == ("v1", "Pod")
-    return str(reference["uid"]) if reference and is_pod else None
+    if reference is None or (reference["apiVersion"], reference["kind"]) != ("v1", "Pod"):
+        return None
+    return str(reference["uid"])
 
 
 def recorded_jobs(body: Json) -> set[tuple[str, str]]:

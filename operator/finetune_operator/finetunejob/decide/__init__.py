@@ -30,7 +30,7 @@ from finetune_operator.finetunejob.preparation import backends, prepare
 from finetune_operator.policy.result import run_policies
 from finetune_operator.settings import Settings
 
-# In this order; a policy that returns Stop ends the pass.
+# The policies run in this order; a policy that returns Stop ends the pass.
 POLICIES = (
     record.record_jobs,
     accept.accept,
@@ -61,6 +61,7 @@ def decide(ftj: FineTuneJob, observed: Observed, now: datetime, settings: Settin
         links.record_links(draft)
         progress.clear_eta(draft)
         progress.show_preparation(draft)
+    # Also a job that a policy has finished in this pass.
     if finish.is_finished(draft):
         finish.clean_up(draft)
     backends.set_finalizer(draft)

@@ -30,7 +30,7 @@ _MISMATCH = (
     "fields"
 )
 # The two kinds of installation. A job without spec.tracking.uri may run with either.
-_INSTALLATIONS = (Settings(tracking_uri=DATABRICKS), Settings(tracking_uri="http://mlflow"))
+_WITH_DATABRICKS, _WITH_MLFLOW = Settings(tracking_uri=DATABRICKS), Settings(tracking_uri="http://mlflow")
 _NO_SERVER = (
     "spec.register requires an MLflow server: install the chart with tracking.uri, or create a FineTuneJob with another name and "
     "spec.tracking.uri"
@@ -57,7 +57,8 @@ def accept(draft: Draft) -> Outcome:
         )
     obstacle = next(obstacles(draft.spec, draft.settings, draft.ftj.namespace), None)
     if obstacle:
-        draft.set(ConditionType.ACCEPTED, False, *obstacle)
+        reason, message = obstacle
+        draft.set(ConditionType.ACCEPTED, False, reason, message)
         return Stop
     return _accept(draft)
 
@@ -114,10 +115,10 @@ def permanent_mistakes(ftj: FineTuneJob) -> list[str]:
         return []
     spec = resolve(ftj.written, namespace=ftj.namespace, name=ftj.name, earlier=None, defaults=Defaults())
     # No value of the chart corrects a mistake that both kinds of installation have.
-    with_databricks, with_mlflow = (
-        [*mistakes_of_fixed_fields(spec, settings)] for settings in _INSTALLATIONS
-    )
-    return [mistake for mistake in with_databricks if mistake in with_mlflow]
+    mlflow_mistakes = [*mistakes_of_fixed_fields(spec, _WITH_MLFLOW)]
+    return [
+        mistake for mistake in mistakes_of_fixed_fields(spec, _WITH_DATABRICKS) if mistake in mlflow_mistakes
+    ]
 
 
 def mistakes_of_fixed_fields(spec: FineTuneJobSpec, settings: Settings) -> Iterator[str]:

@@ -98,6 +98,7 @@ def after_failure(draft: Draft, number: int, state: Failed) -> None:
         case Fatal(fatal_reason):
             _fail(draft, fatal_reason, sentence)
         case OutOfMemory(reduced_memory) if reduced_memory is not None:
+            # Without delay or limit: each such attempt uses less memory than the one before, until no setting is left.
             draft.update(reduced_memory=reduced_memory)
             settings = memory_reduction.describe(reduced_memory)
             why = f"attempt {number} ran out of memory, and the next one has {settings}; {sentence}"
@@ -159,14 +160,21 @@ def _record_failure(
     draft: Draft, failure: LastFailure, cause: AttemptCause, *, seconds: float
 ) -> backoff.Attempt:
     """Record a failure and the steps reached by then; return the progress since the previous failure."""
-    before, status = draft.status.last_failure or LastFailure(), draft.status
+    status = draft.status
+    before = status.last_failure or LastFailure()
     step = status.checkpoint.step if status.checkpoint else None
-    # NB: not the last reported step: an attempt that starts from the beginning repeats steps of an earlier one.
+    # NB: not the last reported step: an attempt that starts from the beginning repeats steps of an earlier attempt.
     furthest_step = max(status.progress.step if status.progress else 0, before.step or 0) or None
     recorded_failure = failure.model_copy(update={"checkpoint_step": step, "step": furthest_step})
     draft.update(last_failure=recorded_failure)
     attempt_history.record_end(draft, recorded_failure, cause)
-    attempt = backoff.Attempt(seconds, step, before.checkpoint_step, furthest_step, before.step)
+    attempt = backoff.Attempt(
+        seconds=seconds,
+        step=step,
+        step_before=before.checkpoint_step,
+        reported_step=furthest_step,
+        reported_step_before=before.step,
+    )
     if attempt.has_progressed:
         draft.update(no_progress_since=None)
     return attempt
@@ -241,7 +249,9 @@ def _failure_reason(
     """The reason under which the status records a failure. `init_reason` replaces only the kubelet's reason UNEXPLAINED."""
     if deleted_pod:
         return _POD_DELETED
-    return init_reason.value if init_reason and failure.reason == pod_state.UNEXPLAINED else failure.reason
+    if init_reason and failure.reason == pod_state.UNEXPLAINED:
+        return init_reason.value
+    return failure.reason
 
 
 def _find_deleted_pod(failure: LastFailure, ends: list[pod_state.Exit]) -> pod_state.Exit | None:
@@ -296,30 +306,30 @@ def cause_of(draft: Draft, number: int) -> str:
         return ""
     how = f"ended with exit code {failure.exit_code}" if failure.exit_code is not None else "failed"
     why = _find_last_line(failure) or failure.reason
-    return (
-        f"; attempt {number} {how}: {shorten(why, _MAX_CAUSE_CHARS)}" if why else f"; attempt {number} {how}"
-    )
+    suffix = f": {shorten(why, _MAX_CAUSE_CHARS)}" if why else ""
+    return f"; attempt {number} {how}{suffix}"
 
 
 def was_preempted(failure: LastFailure, state: Failed, fatal_codes: list[int]) -> bool:
-    """Whether the gang was preempted: by a drained or lost node, or by SIGTERM after a checkpoint.
+    """Whether the gang was preempted: a pod has the condition DisruptionTarget, or a rank stopped after SIGTERM, with EXIT_PREEMPTED.
 
-    The exit code after SIGTERM does not count as a preemption if runPolicy.fatalExitCodes contains it.
+    This exit code does not count as a preemption if runPolicy.fatalExitCodes contains it.
     """
     rule = _matched_rule(state.job, state.condition)
     if "onPodConditions" in rule or any(ended.evicted for ended in state.ends):
         return True
-    by_rule = rule.get("onExitCodes", {}).get("values") == [contract.EXIT_PREEMPTED]
-    return (
-        by_rule or failure.exit_code == contract.EXIT_PREEMPTED
-    ) and contract.EXIT_PREEMPTED not in fatal_codes
+    ended_by_rule = rule.get("onExitCodes", {}).get("values") == [contract.EXIT_PREEMPTED]
+    has_stopped = ended_by_rule or failure.exit_code == contract.EXIT_PREEMPTED
+    return has_stopped and contract.EXIT_PREEMPTED not in fatal_codes
 
 
 def _matched_rule(job: Json, failed: Json) -> Json:
     """The podFailurePolicy rule that ended the attempt, read from its Job, since runPolicy may have changed; empty without one."""
     match = _RULE.search(failed.get("message", ""))
+    if match is None:
+        return {}
     rules = job.get("spec", {}).get("podFailurePolicy", {}).get("rules", [])
-    index = int(match[1]) if match else len(rules)
+    index = int(match[1])
     return dict(rules[index]) if index < len(rules) else {}
 
 

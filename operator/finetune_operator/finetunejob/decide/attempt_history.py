@@ -10,7 +10,7 @@ _MAX_CHARS = 1000
 
 
 def record_end(draft: Draft, failure: LastFailure, cause: AttemptCause) -> None:
-    """Append an attempt that failed or was stopped, and drop the oldest one if there are too many."""
+    """Append an attempt that failed or was stopped. It replaces an entry of the same attempt or, if there are too many, the oldest."""
     if failure.attempt is None:
         raise ValueError("the failure names no attempt")
     ended = EndedAttempt(
@@ -29,7 +29,9 @@ def record_end(draft: Draft, failure: LastFailure, cause: AttemptCause) -> None:
 
 
 def _keep_last_lines(message: str) -> str | None:
-    """The last lines of a message, without the start of the first one if they are too long; None for an empty message."""
+    """The last lines of a message, cut at the start if they are too long; None for an empty message."""
     lines = message.strip().splitlines()[-_MAX_LINES:]
     text = "\n".join(lines)
-    return f"…{text[1 - _MAX_CHARS :]}" if len(text) > _MAX_CHARS else text or None
+    if len(text) > _MAX_CHARS:
+        text = f"…{text[-(_MAX_CHARS - 1) :]}"
+    return text or None

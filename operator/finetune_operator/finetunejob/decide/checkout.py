@@ -13,9 +13,9 @@ from finetune_operator.policy.result import Continue, Outcome, Stop
 
 
 def resolve(draft: Draft) -> Outcome:
-    """End the pass until the status has the commit. A recorded commit does not change.
+    """Record the commit in the status, and end each pass until it is recorded. A recorded commit does not change.
 
-    If the pass went on, a crash could leave a run or pods of one commit, and later a status with another commit.
+    If a pass continued before, a crash could leave a run or pods of one commit, and later a status with another commit.
     """
     git = repository(draft.ftj)
     if git is None or draft.status.code:
@@ -28,10 +28,9 @@ def resolve(draft: Draft) -> Outcome:
             draft.set(ConditionType.CODE_RESOLVED, False, revision.problem.reason, revision.problem.message)
         # The server is read outside the passes, for accepted jobs only; its answer triggers the next pass.
         is_accepted = draft.ftj.holds(ConditionType.ACCEPTED)
-        draft.requeue_after(
-            (revision and revision.retry_seconds) or (POLL_SECONDS if is_accepted else SOON_SECONDS)
-        )
-        # A suspended job must report that it is suspended.
+        retry_seconds = revision.retry_seconds if revision else None
+        draft.requeue_after(retry_seconds or (POLL_SECONDS if is_accepted else SOON_SECONDS))
+        # A suspended job continues, to report that it is suspended. `track` creates no run while the commit is unknown.
         return Continue if draft.spec.suspend else Stop
     draft.update(code=CodeStatus(commit=revision.commit, branch=revision.branch))
     is_commit_in_spec = revision.commit == git.revision.lower()

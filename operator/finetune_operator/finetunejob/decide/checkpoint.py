@@ -49,12 +49,8 @@ def describe_start(draft: Draft) -> str:
         return "starts your command again"
     if draft.status.resumed_from:
         uri = draft.status.resumed_from.uri
-        is_one_checkpoint = contract.split_checkpoint_uri(uri)[1] is not None
-        return (
-            f"starts from the checkpoint {uri}"
-            if is_one_checkpoint
-            else f"starts from the newest checkpoint in {uri}"
-        )
+        _folder, step = contract.split_checkpoint_uri(uri)
+        return f"starts from the {'newest checkpoint in' if step is None else 'checkpoint'} {uri}"
     return f"starts from the beginning: {'no checkpoint is recorded' if draft.spec.checkpoint else 'spec.checkpoint is not set'}"
 
 

@@ -35,6 +35,7 @@ def record_run(
     reason, message = ConditionReason.RUN_READY, f"MLflow run {run.run_id}"
     if before not in (None, run.run_id):
         reason, message = ConditionReason.RUN_REPLACED, f"MLflow run {run.run_id} replaces run {before}"
-    kind = ConditionType.TRACKED
-    status = with_condition(status, kind, True, reason, message, now=now, generation=ftj.generation)
+    status = with_condition(
+        status, ConditionType.TRACKED, True, reason, message, now=now, generation=ftj.generation
+    )
     return dataclasses.replace(decision, status=summarize_status(ftj, status, now))

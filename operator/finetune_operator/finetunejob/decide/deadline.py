@@ -70,7 +70,9 @@ def _is_waiting(draft: Draft) -> bool:
 def _is_at_work(draft: Draft, job: Json) -> bool:
     """Whether a pod of a Job has a node. Pods that have ended are included, unless the Job is back in its queue."""
     pods = pods_of_job(draft.observed.pods, job)
-    return any(_is_on_node(pod) for pod in (pod_state.alive(pods) if queueing.is_queued(job) else pods))
+    if queueing.is_queued(job):
+        pods = pod_state.alive(pods)
+    return any(_is_on_node(pod) for pod in pods)
 
 
 def _is_on_node(pod: Json) -> bool:
@@ -79,9 +81,9 @@ def _is_on_node(pod: Json) -> bool:
 
 def _find_end(draft: Draft, since: datetime) -> datetime:
     """Return when a wait ended: the first start of a pod on a node after `since`, else now. This pass may be late, if the operator was down."""
-    starts = [pod.get("status", {}).get("startTime") for pod in draft.observed.pods]
-    later_starts = [start for text in starts if text and (start := datetime.fromisoformat(text)) >= since]
-    return min([*later_starts, draft.now])
+    times = [pod.get("status", {}).get("startTime") for pod in draft.observed.pods]
+    starts = [datetime.fromisoformat(time) for time in times if time]
+    return min([*(start for start in starts if start >= since), draft.now])
 
 
 def _is_over(draft: Draft) -> bool:
