@@ -50,8 +50,11 @@ def describe_start(draft: Draft) -> str:
     if draft.status.resumed_from:
         uri = draft.status.resumed_from.uri
         _folder, step = contract.split_checkpoint_uri(uri)
-        return f"starts from the {'newest checkpoint in' if step is None else 'checkpoint'} {uri}"
-    return f"starts from the beginning: {'no checkpoint is recorded' if draft.spec.checkpoint else 'spec.checkpoint is not set'}"
+        if step is None:
+            return f"starts from the newest checkpoint in {uri}"
+        return f"starts from the checkpoint {uri}"
+    why = "no checkpoint is recorded" if draft.spec.checkpoint else "spec.checkpoint is not set"
+    return f"starts from the beginning: {why}"
 
 
 def _is_failing(draft: Draft) -> bool:
