@@ -49,7 +49,7 @@ class Evaluator:
         self._training = training
 
     def compute_loss(self, before_batch: Callable[[], None] = lambda: None) -> float:
-        """Return the mean loss over the split, in which each example counts once; the same on all ranks.
+        """Return the mean loss over the split, on all ranks together; each example is evaluated exactly once.
 
         Args:
             before_batch: called before each batch; raises an error to abandon the evaluation.
@@ -71,7 +71,7 @@ class Evaluator:
         return math.exp(min(loss, _MAX_EXPONENT)) if self._network.objective.cross_entropy else None
 
     def is_due(self, progress: Progress, max_steps: int) -> bool:
-        """Whether to evaluate after this step, one of every evalEverySteps; not after the last one, which `Loop` always evaluates."""
+        """Whether to evaluate after the step of `progress`: every evalEverySteps; not after the last step, where `Loop` always evaluates."""
         step, every = progress.step, self._training.eval_every_steps
         if not self.enabled or every is None or step % every or step == max_steps:
             return False
@@ -80,8 +80,9 @@ class Evaluator:
 
     def record(self, progress: Progress, loss: float) -> Progress:
         """Return the progress with the result of an evaluation after its step."""
-        best, stopping = progress.best_eval_loss, self._training.early_stopping
-        has_gained = best is None or loss < best - (stopping.min_delta if stopping else 0.0)
+        best, early_stopping = progress.best_eval_loss, self._training.early_stopping
+        min_gain = early_stopping.min_delta if early_stopping else 0.0
+        has_gained = best is None or loss < best - min_gain
         return replace(
             progress,
             best_eval_loss=loss if best is None else min(loss, best),
@@ -95,9 +96,9 @@ class Evaluator:
         return self._training.select == "Best" and (best is None or loss < best)
 
     def should_stop(self, progress: Progress) -> bool:
-        """Whether earlyStopping ends the run: the loss did not fall for `patience` evaluations."""
-        stopping = self._training.early_stopping
-        return stopping is not None and progress.evals_without_gain >= stopping.patience
+        """Whether earlyStopping ends the run: the loss did not fall by `minDelta` for `patience` evaluations."""
+        early_stopping = self._training.early_stopping
+        return early_stopping is not None and progress.evals_without_gain >= early_stopping.patience
 
     def load_best_weights(
         self, checkpointer: Checkpointer, loss: float, before_batch: Callable[[], None] = lambda: None
@@ -105,7 +106,7 @@ class Evaluator:
         """Load the weights with the lowest evaluation loss if select is Best, and return their loss and their step.
 
         Args:
-            checkpointer: knows the best checkpoint.
+            checkpointer: stores the best checkpoint.
             loss: the evaluation loss of the last weights.
             before_batch: as in `compute_loss`.
 

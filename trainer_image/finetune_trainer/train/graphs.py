@@ -1,4 +1,4 @@
-"""Counts the graphs that `training.compile` makes of a model, with a small model of its kind on a CPU, without compiling."""
+"""Counts the graphs that `training.compile` makes of a model: traces a small model of the same architecture on a CPU, without compiling."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ if TYPE_CHECKING:
     from finetune_crds.status_parts import Recomputation
     from finetune_trainer.train.runtime.device import Card
 
-_PACKS, _MAX_LENGTH, _VOCABULARY = 20, 64, 128
+# The number of batches, each of one packed sequence.
+_PACKS = 20
+_MAX_LENGTH, _VOCABULARY = 64, 128
 # Fields of a config that make a model small; fields that a config lacks are not added.
 _SMALL_SIZES = {
     "vocab_size": _VOCABULARY,
@@ -47,7 +49,7 @@ _SMALL_SIZES = {
 
 
 def count_graphs(recipe: Recipe, source: Path, card: Card) -> tuple[int, int]:
-    """Return the number of graphs over `_PACKS` packs of different lengths, and the number of kinds of layers.
+    """Return the number of graphs over some batches of different lengths, and the number of kinds of layers.
 
     Args:
         recipe: the recipe.
@@ -63,7 +65,8 @@ def count_graphs(recipe: Recipe, source: Path, card: Card) -> tuple[int, int]:
         graphs.append(graph)
         return graph.forward
 
-    small, world = _shrink_recipe(recipe), World(0, 1, 0, 1, torch.device("cpu"), card=card)
+    small = _shrink_recipe(recipe)
+    world = World(rank=0, size=1, local_rank=0, local_size=1, device=torch.device("cpu"), card=card)
     with tempfile.TemporaryDirectory(prefix="finetune-") as folder:
         _write_small_config(source, Path(folder))
         model = load.build_skeleton(small, Path(folder), world)
@@ -79,7 +82,8 @@ def count_graphs(recipe: Recipe, source: Path, card: Card) -> tuple[int, int]:
     _let_attention_run_on_cpus()
     network.train()
     for batch in _make_batches(small):
-        network(batch)[0].backward()
+        loss, _ = network(batch)
+        loss.backward()
     return len(graphs), len(kinds)
 
 
@@ -109,22 +113,24 @@ def _write_small_config(source: Path, to: Path) -> None:
     # Grouped-query attention stays grouped.
     if key_value_heads is not None:
         sizes["num_key_value_heads"] = 4 if key_value_heads == heads else 2
-    kinds = config.get("layer_types")
-    # Enough layers to contain each kind, and at least two.
-    layers = 2 if not kinds else max(2, *(kinds.index(kind) + 1 for kind in kinds))
+    # Enough layers to contain each type, and at least two.
+    layer_types = config.get("layer_types") or []
+    layers = max(2, *(layer_types.index(each) + 1 for each in layer_types)) if layer_types else 2
     sizes["num_hidden_layers"] = layers
-    layer_types = {"layer_types": kinds[:layers]} if kinds else {}
-    (to / "config.json").write_text(json.dumps({**config, **sizes, **layer_types}), encoding="utf-8")
+    small_config = {**config, **sizes}
+    if layer_types:
+        small_config["layer_types"] = layer_types[:layers]
+    (to / "config.json").write_text(json.dumps(small_config), encoding="utf-8")
 
 
 def _make_batches(recipe: Recipe) -> Iterator[pack.Batch]:
-    """Yield packs of 2 to 5 examples, padded to the width that the trainer uses."""
+    """Yield batches of one sequence of 2 to 5 examples, padded to the width that the trainer uses."""
     draw = np.random.default_rng(0)
     # Documents of an example: two if the objective compares answers, else one.
     documents = row_tokens(recipe) // recipe.training.max_length
     for _ in range(_PACKS):
         examples = int(draw.integers(2, 6))
-        # Short enough for five examples in a row.
+        # Even five examples fit into the row.
         sizes = draw.integers(3, _MAX_LENGTH // 6, examples * documents)
         offsets = np.concatenate([[0], np.cumsum(sizes)])
         split = Split(

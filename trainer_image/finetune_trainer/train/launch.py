@@ -1,4 +1,4 @@
-"""Start the workers of this pod with torchrun's elastic launcher, and report the rank that failed first."""
+"""Starts the workers of this pod with torchrun's elastic launcher, and reports the rank that failed first."""
 
 from __future__ import annotations
 
@@ -33,7 +33,13 @@ _WORKER = ("-m", "finetune_trainer.train.worker")
 
 @dataclass(frozen=True)
 class Gang:
-    """This pod's place in the gang, from torchrun's environment; by default the only pod."""
+    """The pods of the job, and which of them is this one, from torchrun's environment; by default the only pod.
+
+    nodes: pods in the gang.
+    processes: ranks in each pod.
+    node_rank: the index of this pod.
+    address, port: of the rendezvous, at the first pod.
+    """
 
     nodes: int
     processes: int
@@ -181,7 +187,7 @@ def find_first_failure(failures: Mapping[int, ProcessFailure], folder: Path) -> 
     outcome = scratch.read_outcome(folder, rank)
     if outcome is not None and outcome.message.error is not None:
         return _build_failure(rank, outcome.code, outcome.message.error, outcome.message.checkpoint_step)
-    # NB: of this rank only: torchrun stops the other ranks, so their exit codes mean nothing.
+    # NB: of this rank only: torchrun stops the other ranks, so their exit codes mean nothing. A negative code is minus a signal.
     code = failures[rank].exitcode
     if code >= 0:
         failure = PodFailure("WorkerFailed", f"rank {rank} exited with code {code}: see its log", rank=rank)

@@ -1,4 +1,4 @@
-"""The loop: step, report, evaluate, checkpoint."""
+"""The training loop: step, report, evaluate, checkpoint."""
 
 from __future__ import annotations
 
@@ -75,15 +75,16 @@ class Loop:
         return self._finish()
 
     def _train_step(self) -> bool:
-        """Take one optimizer step; returns whether any rank received SIGTERM, or its save in flight failed."""
+        """Take one optimizer step; returns whether the run must stop: any rank received SIGTERM, or its last save failed."""
         started = self.reporter.clock()
         step, objective = self.progress.step, self.network.objective
         batches = self.feed.of_step(step)
+        has_save_failed = self.checkpointer is not None and self.checkpointer.has_failed
         count, tokens, attended, stop_requests = self.world.sum_over_ranks(
             sum(objective.count(batch) for batch in batches),
             sum(batch.tokens for batch in batches),
             sum(batch.attended for batch in batches),
-            self.preemption.requested or (self.checkpointer is not None and self.checkpointer.has_failed),
+            self.preemption.requested or has_save_failed,
         )
         # Dropout is a function of seed, step and rank, so that a resumed run restores no generator state.
         torch.manual_seed(seeds.derive(self.seed, step, self.world.rank))
@@ -107,6 +108,7 @@ class Loop:
             grad_norm=self.optimizer.read_grad_norm,
             loss_scale=self.optimizer.read_loss_scale,
         )
+        # A loss that is not finite is not logged; the other checks come after the log, which shows their cause.
         if report.loss is not None:
             self._watch.check_finite(step, report.loss)
         self.reporter.log(report, data_wait_seconds=self.feed.waited_seconds)
@@ -204,7 +206,7 @@ def take_step(
         optimizer: of its trained parameters.
         batches: of this rank, on its device.
         step: its number, from 0.
-        count: losses in the step, of all ranks.
+        count: the number of losses in the step, over all ranks.
         add_batch: called with the summed loss and the metrics of each batch.
     """
     network.train()

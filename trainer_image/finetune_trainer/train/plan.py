@@ -1,7 +1,7 @@
 """`finetune-train --plan`: one step of a recipe on fake tensors, for its memory and its collectives, without weights or GPUs.
 
 The step is the real one: the model is adapted, sharded, run forward and backward, clipped and updated by the code of the
-training, over a process group that sends nothing. docs/design/speed.md says what this cannot show.
+training, over a process group that sends nothing. docs/design/speed.md lists what this cannot show.
 """
 
 from __future__ import annotations
@@ -148,22 +148,23 @@ def _choose_card(recipe: Recipe, gpu_memory: float | None) -> Card:
     gpu = recipe.distributed.gpu
     product = (gpu.product if gpu else None) or _DEFAULT_PRODUCT
     resource = (gpu.resource_name if gpu else None) or ""
-    memory_match = _SLICE_MEMORY.search(f"{resource} {product}") or _PRODUCT_MEMORY.search(product)
-    if gpu_memory is None and memory_match is None:
-        raise RecipeRefusedError(
-            f"cannot derive the GPU memory from the name {product}: add --gpu-memory GIB"
-        )
-    size = gpu_memory if gpu_memory is not None else float(memory_match[1] if memory_match else 0)
+    if gpu_memory is None:
+        memory_match = _SLICE_MEMORY.search(f"{resource} {product}") or _PRODUCT_MEMORY.search(product)
+        if memory_match is None:
+            raise RecipeRefusedError(
+                f"cannot derive the GPU memory from the name {product}: add --gpu-memory GIB"
+            )
+        gpu_memory = float(memory_match[1])
     old_product = _OLD_PRODUCT.search(product)
     capability = _OLD_CAPABILITIES[old_product[1]] if old_product else _NEWER_CAPABILITY
-    return Card(product, int(size * _GIB), capability)
+    return Card(product, int(gpu_memory * _GIB), capability)
 
 
 def plan_step(recipe: Recipe, source: Path, card: Card) -> Plan:
     """Plan one step of rank 0.
 
     Args:
-        recipe: the recipe; its `distributed` says how many ranks.
+        recipe: the recipe; its `distributed` has the number of ranks.
         source: folder of the base model's config.
         card: the GPU of each rank.
 
@@ -175,14 +176,17 @@ def plan_step(recipe: Recipe, source: Path, card: Card) -> Plan:
             "--plan does not support objective Distillation, which has a second model: plan the recipe with objective SFT"
         )
     spec = recipe.distributed
-    world = World(0, spec.ranks, 0, spec.ranks_per_node, _DEVICE, card=card)
+    world = World(
+        rank=0, size=spec.ranks, local_rank=0, local_size=spec.ranks_per_node, device=_DEVICE, card=card
+    )
     with _fake_process_group(world.size):
         mesh = shard.build_mesh(spec.strategy, world)
         network = _build_skeleton(recipe, source, world)
-        choice = fit.decide(network, recipe, world, row_tokens(recipe), None)
+        choice = fit.decide(network, recipe, world, row_tokens(recipe), teacher=None)
         # NB: a skeleton is not fake: its weights are on the meta device, its buffers real.
         fake = FakeTensorMode(allow_non_fake_inputs=True)
         if recipe.method.type == "QLoRA":
+            # As in training, the choice is made before the base is quantized.
             network = _build_quantized(recipe, source, world, fake)
         network.head.chunk_numbers = choice.chunk_numbers
         return Plan(measure_step(network, recipe, mesh, choice.kind, fake), choice, world)
@@ -273,9 +277,9 @@ def measure_step(
         with account:
             account.set_kind("parameters", _iterate_persistent_tensors(network))
             network.register_forward_hook(lambda *_: account.set_default_kind("activations"))
-            # Before the first part steps, all gradients exist.
-            first_part, *_ = optimizer.parts
-            first_part.register_step_pre_hook(
+            # All gradients exist when the first of the optimizers steps.
+            first_optimizer, *_ = optimizer.parts
+            first_optimizer.register_step_pre_hook(
                 lambda *_: account.set_kind("gradients", _list_gradients(network))
             )
             try:
@@ -319,13 +323,12 @@ def _iterate_persistent_tensors(network: Network) -> Iterator[torch.Tensor]:
     """Yield the tensors that a network keeps between steps."""
     yield from network.parameters()
     yield from network.buffers()
-    # A 4-bit weight is a buffer, see `_build_quantized`; its state has tensors of its own.
+    # A 4-bit weight is a buffer, see `_build_quantized`. Its quantization state has tensors; `state2` is that of double quantization.
     for weight in network.buffers():
         state = getattr(weight, "quant_state", None)
-        for part in (state, getattr(state, "state2", None)):
-            yield from (
-                value for value in getattr(part, "__dict__", {}).values() if isinstance(value, torch.Tensor)
-            )
+        for each_state in (state, getattr(state, "state2", None)):
+            attributes = {} if each_state is None else vars(each_state)
+            yield from (value for value in attributes.values() if isinstance(value, torch.Tensor))
 
 
 def _list_gradients(network: Network) -> list[torch.Tensor]:

@@ -25,8 +25,10 @@ if TYPE_CHECKING:
 class Window:
     """Sums over the steps since the last report.
 
-    sums: this rank's share of the loss, followed by its share of the objective's sums, on the device; without skipped steps.
-    count: losses of all ranks in these steps, on the device.
+    sums: this rank's share of the loss, followed by its share of the objective's sums, on the device; without steps whose gradients were
+        not finite.
+    count: losses of all ranks in the same steps, on the device.
+    tokens, attended, seconds: of all steps, see `Reporter.add_step`.
     """
 
     sums: torch.Tensor
@@ -43,9 +45,9 @@ class Report:
 
     step: int
     loss: float | None
-    """None if all steps were skipped."""
+    """None if the gradients of no step were finite."""
     metrics: Mapping[str, float]
-    """Metrics of the objective, by MLflow name; empty if all steps were skipped."""
+    """Metrics of the objective, by MLflow name; empty if the gradients of no step were finite."""
     skipped: int
     """Steps of the run whose gradients were not finite, except those that the scale of the loss may explain."""
     learning_rate: float
@@ -104,7 +106,7 @@ class Reporter:
         self._window = self._new_window()
 
     def start(self, progress: Progress) -> None:
-        """Tell MLflow where this attempt starts."""
+        """Log the step at which this attempt starts."""
         step = progress.step
         self._tracker.metrics(step, {contract.METRIC_STEP: step, contract.METRIC_MAX_STEPS: self._max_steps})
 
@@ -115,8 +117,8 @@ class Reporter:
 
     def add_step(
         self,
-        finite: torch.Tensor,
-        broken: torch.Tensor,
+        is_finite: torch.Tensor,
+        has_diverged: torch.Tensor,
         *,
         count: float,
         tokens: float,
@@ -126,17 +128,17 @@ class Reporter:
         """Add one optimizer step.
 
         Args:
-            finite: whether the step was taken, a scalar on the device; the loss and the metrics of other steps are left out.
-            broken: whether the step counts as skipped, a scalar on the device.
+            is_finite: from `StepResult`; the loss and the metrics of a step that is not finite are left out.
+            has_diverged: from `StepResult`: whether the step counts as skipped.
             count: losses in the step, of all ranks.
             tokens: tokens that are not padding, of all ranks.
             attended: the sum of the squares of the documents' lengths, of all ranks.
             seconds: how long the step took.
         """
         window = self._window
-        window.sums += torch.where(finite, self._step_sums, 0.0)
-        window.count += finite * count
-        self._skipped += broken
+        window.sums += torch.where(is_finite, self._step_sums, 0.0)
+        window.count += is_finite * count
+        self._skipped += has_diverged
         self._step_sums = self._make_sums()
         window.tokens += tokens
         window.attended += attended

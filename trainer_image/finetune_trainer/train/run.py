@@ -162,7 +162,7 @@ class Run:
         """Return the progress of the checkpoint to resume from, if any."""
         resumed = checkpointer.find_newest() if checkpointer is not None else None
         if resumed is not None and resumed.day:
-            # If another job wrote the checkpoint, the examples have the day of that job.
+            # Chat templates may render the day of the job: examples keep the day of the job that wrote the checkpoint.
             self.recipe = self.recipe.on_day(date.fromisoformat(resumed.day))
         self.preemption.checkpoint_step = checkpointer.published if checkpointer is not None else None
         return resumed
@@ -250,12 +250,12 @@ class Run:
     def _open_references(self, checkpointer: Checkpointer | None, network: Network) -> KeptReference | None:
         if checkpointer is None or not network.objective.has_reference:
             return None
-        resume_from = newest.locate_resume_from(self.recipe)
-        foreign_folder = resume_from[0] if resume_from is not None else None
-        settings = continuation.digest(self.recipe)
+        foreign_folder = None
+        if (resume_from := newest.locate_resume_from(self.recipe)) is not None:
+            foreign_folder, _step = resume_from
         return KeptReference(
             checkpointer.folder,
-            settings,
+            continuation.digest(self.recipe),
             self.world,
             foreign_folder=foreign_folder,
             confirm=checkpointer.claim.confirm,

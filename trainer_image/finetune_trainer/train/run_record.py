@@ -38,24 +38,21 @@ def record_run(recipe: Recipe, world: World, tracker: Tracker, data: Corpus, res
 def _record_datasets(recipe: Recipe, tracker: Tracker, data: Corpus) -> None:
     """Log the splits, and the sources that they were prepared from, as datasets of the MLflow run."""
     splits = data.splits
-    tracker.dataset(
-        splits.path or splits.train or "",
-        name=recipe.job.name,
-        version=splits.version,
-        # NB: MLflow's Delta source omits version 0, so the digest names the version too.
-        digest=f"{len(data.train)}-examples-{data.tokens}-tokens"
-        if splits.version is None
-        else f"version-{splits.version}",
-    )
-    for read in lineage.list_sources(recipe):
+    digest = f"{len(data.train)}-examples-{data.tokens}-tokens"
+    if splits.version is not None:
+        # NB: MLflow's Delta source omits version 0, so the digest has the version too.
+        digest = f"version-{splits.version}"
+    address = splits.path or splits.train or ""
+    tracker.dataset(address, name=recipe.job.name, version=splits.version, digest=digest)
+    for read_source in lineage.list_sources(recipe):
         # Only tables: the tags name the other sources.
-        if read.version is not None:
+        if read_source.version is not None:
             tracker.dataset(
-                read.source.address,
-                # NB: MLflow takes datasets with the same name and digest for one.
-                name=read.source.address,
-                version=read.version,
-                digest=f"version-{read.version}",
+                read_source.source.address,
+                # NB: for MLflow, datasets with the same name and digest are the same.
+                name=read_source.source.address,
+                version=read_source.version,
+                digest=f"version-{read_source.version}",
                 use="source",
             )
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Examples:
-    """A split, and the sequences that its examples are packed into."""
+    """Some sequences of a split; a sequence is the indices of the examples packed into it."""
 
     split: Split
     sequences: Sequence[Sequence[int]]
@@ -32,7 +32,7 @@ class Collator:
 
     world: which rank this is.
     pad_id: the padding token.
-    width: tokens per row; None: the longest row of the batch.
+    width: tokens per row; None: as many as the longest sequence of the batch.
     compiled: whether layers are compiled for the shapes of a batch.
     """
 
@@ -43,19 +43,22 @@ class Collator:
 
     @classmethod
     def of(cls, recipe: Recipe, world: World, pad_id: int) -> Collator:
-        """Return the collator of a recipe: rows have one width if compiled layers or a GPU's allocator require it."""
+        """Return the collator of a recipe."""
         training = recipe.training
-        fixed = training.compile or (training.packing and world.card is not None)
-        return cls(world, pad_id, row_tokens(recipe) if fixed else None, training.compile)
+        # With one width, layers are compiled once, and a GPU's allocator reuses its blocks. For the allocator alone, rows must be packed:
+        # they are nearly full, so that the padding costs little.
+        has_fixed_width = training.compile or (training.packing and world.card is not None)
+        width = row_tokens(recipe) if has_fixed_width else None
+        return cls(world, pad_id, width, training.compile)
 
     def batches(self, examples: Examples, batch_size: int) -> Iterator[pack.Batch]:
         """Yield this rank's batches, on the host; every rank gets the same number."""
         ranks = self.world.size
-        for rows in pack.split_among_ranks(
+        for sequences in pack.split_among_ranks(
             examples.sequences, rank=self.world.rank, ranks=ranks, batch_size=batch_size
         ):
             yield pack.collate(
-                examples.split, rows, pad_id=self.pad_id, width=self.width, compiled=self.compiled
+                examples.split, sequences, pad_id=self.pad_id, width=self.width, compiled=self.compiled
             )
 
 
@@ -70,6 +73,7 @@ class Feed:
         self._plan = plan
         self._batch_size = batch_size
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="feed")
+        # The step that is being prefetched, and its batches on the host.
         self._ahead: tuple[int, Future[list[pack.Batch]]] | None = None
 
     @property
@@ -100,5 +104,5 @@ class Feed:
         return self._collate_step(step)
 
     def _collate_step(self, step: int) -> list[pack.Batch]:
-        rows = Examples(self._split, self._plan.of_step(step))
-        return list(self._collator.batches(rows, self._batch_size))
+        examples = Examples(self._split, self._plan.of_step(step))
+        return list(self._collator.batches(examples, self._batch_size))

@@ -35,44 +35,44 @@ def read_rows(
     may_be_null: Container[str | None],
     label: str | None,
 ) -> Iterator[Rows]:
-    """Yield the rows of a JSON lines file; its extension selects the compression."""
+    """Yield the rows of a JSON lines file as batches of columns; its extension selects the compression.
+
+    The last three arguments and the errors are those of `read.read`.
+    """
     where = format_address(files, file)
+    required = [name for name in columns if name not in may_be_null]
     with open_lines(files, file) as lines:
         rows = _parse_objects(lines, where)
         while batch := list(islice(rows, split_columns.BATCH_ROWS)):
-            names = dict.fromkeys(name for row in batch for name in row)
-            check_names([name for name in columns if name not in may_be_null], columns, names, where)
+            names_in_batch = dict.fromkeys(name for row in batch for name in row)
+            check_names(required, columns, names_in_batch, where)
             converted: Rows = {}
             for column in columns:
-                converted[column] = values = [
-                    _convert_value(row.get(column), is_label=column == label) for row in batch
-                ]
-                if None in values and column not in may_be_null:
+                is_label = column == label
+                values = [_convert_value(row.get(column), is_label=is_label) for row in batch]
+                if None in values and column in required:
                     raise null_value_error(column, where)
-                present_values = (value for value in values if value is not None)
-                readable_types = str | bool | int if column == label else str | list
-                unreadable_value = next(
-                    (value for value in present_values if not isinstance(value, readable_types)), None
-                )
-                if unreadable_value is not None:
-                    kind = (
-                        STRUCTURES
-                        if isinstance(unreadable_value, dict)
-                        else plain_text.name_type(unreadable_value)
-                    )
-                    raise column_type_error(column, where, kind, label)
+                readable_types = str | bool | int if is_label else str | list
+                for value in values:
+                    if value is not None and not isinstance(value, readable_types):
+                        type_name = STRUCTURES if isinstance(value, dict) else plain_text.name_type(value)
+                        raise column_type_error(column, where, type_name, label)
+                converted[column] = values
             yield converted
 
 
 def infer_columns(files: AbstractFileSystem, paths: list[str]) -> list[Column]:
     """Return the columns in the first rows of each JSON lines file, each with the kind of its first value that is neither null nor []."""
-    first: dict[str, Any] = {}
+    first_values: dict[str, Any] = {}
     for file in paths:
-        with open_lines(files, file) as opened:
-            for row in islice(_parse_objects(opened, format_address(files, file)), split_columns.BATCH_ROWS):
-                first |= {name: value for name, value in row.items() if first.get(name) in (None, [])}
+        with open_lines(files, file) as lines:
+            for row in islice(_parse_objects(lines, format_address(files, file)), split_columns.BATCH_ROWS):
+                for name, value in row.items():
+                    if first_values.get(name) in (None, []):
+                        first_values[name] = value
     return [
-        Column(name, _classify_value(value), plain_text.name_type(value)) for name, value in first.items()
+        Column(name, _classify_value(value), plain_text.name_type(value))
+        for name, value in first_values.items()
     ]
 
 
@@ -86,7 +86,7 @@ def _parse_objects(lines: BinaryIO, where: str) -> Iterator[dict[str, Any]]:
                 if not isinstance(row, dict):
                     raise TypeError("it is not a JSON object")  # noqa: TRY301
                 yield row
-            # NB: reading the next line can fail too, in a file that is cut off: the error must not quote this line.
+            # NB: in a truncated file, reading the next line fails: the error must then not be explained by this line.
             number, line = number + 1, b""
     except (ValueError, TypeError, RecursionError, EOFError, zlib.error, OSError) as error:
         if isinstance(error, OSError) and not is_corrupt(error):
@@ -98,8 +98,10 @@ def _parse_objects(lines: BinaryIO, where: str) -> Iterator[dict[str, Any]]:
 
 
 def _convert_value(value: Any, *, is_label: bool) -> Any:
-    """Return a JSON value: labels, lists and objects unchanged, other values as text."""
-    return plain_text.write(value) if not is_label and plain_text.is_plain(value) else value
+    """Return a JSON value: labels, lists, objects and null unchanged, other values as text."""
+    if is_label or not plain_text.is_plain(value):
+        return value
+    return plain_text.write(value)
 
 
 def _classify_value(value: Any) -> Kind:
@@ -107,6 +109,8 @@ def _classify_value(value: Any) -> Kind:
         return "text"
     if isinstance(value, bool | int):
         return "label"
-    is_structures = isinstance(value, list) and value and isinstance(value[0], dict)
-    # `content` counts as present: a message that calls tools may have none.
-    return "messages" if is_structures and are_fields_of_messages({*value[0], "content"}) else "other"
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        # `content` is added because a message that calls tools may lack it.
+        fields = {*value[0], "content"}
+        return "messages" if are_fields_of_messages(fields) else "other"
+    return "other"

@@ -24,7 +24,9 @@ IGNORED = -100
 
 @dataclass(frozen=True)
 class Batch:
-    """The input of one forward pass on one rank.
+    """The input of one forward pass on one rank: a row has one sequence of examples, padded on the right.
+
+    An example is one or two documents (`Split`); tokens attend only to their own document.
 
     input_ids: token ids, int64 [rows, length].
     position_ids: position of each token in its document, int64 [rows, length]; the padding at the end of a row is a
@@ -34,14 +36,14 @@ class Batch:
     owners: index of the token's document among the documents that are not padding; 0 for padding, int64
         [rows, length].
     cu_seqlens: where each document begins in the flattened rows, padding included, and finally rows * length, int32
-        [documents + 1], as variable-length attention takes it.
+        [documents + 1], as variable-length attention takes it; longer for compiled layers (`collate`).
     examples: indices of the examples in the split, in the order of their documents, int64 [examples]; with two
         documents per example, documents 2i and 2i + 1 belong to examples[i].
-    target_at: indices of the targets in the flattened rows, ascending, int64 [targets].
+    target_at: indices in the flattened rows of the targets that are not IGNORED, ascending, int64 [targets_count].
     reference: the reference's log-probabilities of both documents of `examples`, fp32 [examples, 2]; None unless the
         split has them.
     labels: whether the answers of `examples` are good, bool [examples]; None unless the split has them.
-    max_seqlen: tokens in the longest document.
+    max_seqlen: tokens in the longest document, padding included; the row length for compiled layers.
     tokens: tokens that are not padding.
     targets_count: targets that are not IGNORED.
     attended: the sum of the squared lengths of the documents that are not padding.
@@ -72,40 +74,44 @@ class Batch:
         return replace(self, **moved)
 
     def at_targets(self, values: torch.Tensor) -> torch.Tensor:
-        """Return the values of a tensor [rows, length, ...] at the targets, [targets, ...]."""
+        """Return the values of a tensor [rows, length, ...] at `target_at`, [targets_count, ...]."""
         return values.flatten(0, 1).index_select(0, self.target_at)
 
 
 def pack_examples(lengths: np.ndarray, *, max_length: int, packing: bool) -> list[list[int]]:
-    """Distribute examples over sequences of at most `max_length` tokens; each example is in exactly one sequence.
+    """Distribute examples over sequences of at most `max_length` tokens; return the indices of the examples of each sequence.
 
     Packing is best-fit decreasing: the longest example first, into the fullest sequence with enough room, and the
     oldest of equally full sequences. An example longer than `max_length` has a sequence to itself.
+
+    lengths: tokens of each example.
     """
     if not packing:
         return [[example] for example in range(len(lengths))]
-    packs: list[list[int]] = []
-    # A heap of sequences for each number of free tokens. Bit n of `rooms` is set if a sequence has n free tokens, so the
-    # best fit is the lowest set bit at or above the length.
+    sequences: list[list[int]] = []
+    # The room of a sequence is the number of its free tokens. For each room, a heap of the indices of the sequences with that room.
     by_room: dict[int, list[int]] = {}
+    # The keys of `by_room` with a heap that is not empty, as a bit set: the best fit is the lowest set bit at or above a length.
     rooms = 0
     order = np.argsort(-lengths, kind="stable")
     for example, length in zip(order.tolist(), lengths[order].tolist(), strict=True):
-        large_rooms = rooms >> length
-        if large_rooms:
-            room = length + (large_rooms & -large_rooms).bit_length() - 1
+        # Bit n is set if a sequence has room for n tokens more than the example.
+        excesses = rooms >> length
+        if excesses:
+            lowest_excess = (excesses & -excesses).bit_length() - 1
+            room = length + lowest_excess
             heap = by_room[room]
-            pack = heappop(heap)
+            index = heappop(heap)
             if not heap:
                 rooms ^= 1 << room
-            packs[pack].append(example)
+            sequences[index].append(example)
         else:
-            room, pack = max_length, len(packs)
-            packs.append([example])
+            room, index = max_length, len(sequences)
+            sequences.append([example])
         if room > length:
-            heappush(by_room.setdefault(room - length, []), pack)
+            heappush(by_room.setdefault(room - length, []), index)
             rooms |= 1 << (room - length)
-    return packs
+    return sequences
 
 
 @dataclass(frozen=True)
@@ -117,16 +123,17 @@ class Plan:
     """
 
     sequences: Sequence[Sequence[int]]
+    """The indices of the examples in each sequence (`pack_examples`)."""
     global_batch: int
     seed: int
     max_steps: int
     total: int
-    """Sequences in all steps; the last step may have fewer than the others."""
+    """Sequences in all steps, repeats included; the last step may have fewer than the others."""
 
     @classmethod
     def of(
         cls,
-        rows: Sequence[Sequence[int]],
+        sequences: Sequence[Sequence[int]],
         *,
         global_batch: int,
         seed: int,
@@ -135,9 +142,9 @@ class Plan:
     ) -> Plan:
         """Make a plan of a number of epochs (by default one) or of steps."""
         if max_steps is not None:
-            return cls(rows, global_batch, seed, max_steps, max_steps * global_batch)
-        total = math.ceil((epochs or 1.0) * len(rows))
-        return cls(rows, global_batch, seed, math.ceil(total / global_batch), total)
+            return cls(sequences, global_batch, seed, max_steps, total=max_steps * global_batch)
+        total = math.ceil((epochs or 1.0) * len(sequences))
+        return cls(sequences, global_batch, seed, math.ceil(total / global_batch), total)
 
     def order(self, epoch: int) -> np.ndarray:
         """Return the order of the sequences in an epoch, int64 [sequences]."""
@@ -146,23 +153,21 @@ class Plan:
     def sequences_from(self, step: int) -> list[Sequence[int]]:
         """Return the sequences of all steps from `step` on, without repeats."""
         begin = min(step * self.global_batch, self.total)
-        # Two epochs' worth of positions contain every sequence, whatever the start.
+        # The next 2 * len(sequences) positions contain a complete epoch, so every sequence, from any `begin`.
         positions = range(begin, min(self.total, begin + 2 * len(self.sequences)))
-        return [
-            self.sequences[row]
-            for row in dict.fromkeys(self._sequence_at(position) for position in positions)
-        ]
+        indices = dict.fromkeys(self._index_at(position) for position in positions)
+        return [self.sequences[index] for index in indices]
 
-    def _sequence_at(self, position: int) -> int:
-        """Return the sequence at a position of the plan."""
+    def _index_at(self, position: int) -> int:
+        """Return the index of the sequence at a position of the plan."""
         epoch, position_in_epoch = divmod(position, len(self.sequences))
         return int(self.order(epoch)[position_in_epoch])
 
     def of_step(self, step: int) -> list[Sequence[int]]:
-        """Return the sequences of a step, from 0."""
+        """Return the sequences of a step; the first step is 0."""
         begin = step * self.global_batch
         positions = range(begin, min(begin + self.global_batch, self.total))
-        return [self.sequences[self._sequence_at(position)] for position in positions]
+        return [self.sequences[self._index_at(position)] for position in positions]
 
 
 @lru_cache(maxsize=2)
@@ -171,54 +176,55 @@ def _shuffle_epoch(seed: int, epoch: int, count: int) -> np.ndarray:
 
 
 def split_among_ranks(
-    rows: Sequence[Sequence[int]], *, rank: int, ranks: int, batch_size: int
+    sequences: Sequence[Sequence[int]], *, rank: int, ranks: int, batch_size: int
 ) -> Iterator[Sequence[Sequence[int]]]:
     """Yield a rank's share of some sequences, in rounds of at most `batch_size`.
 
     Every rank gets the same number of rounds, because every rank runs the same collectives; a round may be empty.
     """
-    for begin in range(0, len(rows), ranks * batch_size):
+    for begin in range(0, len(sequences), ranks * batch_size):
         share_begin = begin + rank * batch_size
-        yield rows[share_begin : share_begin + batch_size]
+        yield sequences[share_begin : share_begin + batch_size]
 
 
 def collate(
     split: Split,
-    rows: Sequence[Sequence[int]],
+    sequences: Sequence[Sequence[int]],
     *,
     pad_id: int,
     width: int | None = None,
     compiled: bool = False,
 ) -> Batch:
-    """Collate some sequences, padded on the right to `width` tokens, or to the longest.
+    """Collate some sequences, one per row.
 
     Without sequences, the batch is one row of padding, so that the rank takes part in the collectives.
 
     Args:
         split: has the examples.
-        rows: the indices of the examples in each sequence.
+        sequences: the indices of the examples in each sequence.
         pad_id: the padding token.
-        width: tokens per row; None: the longest sequence.
-        compiled: let fewer shapes occur, because layers are compiled for each shape: `cu_seqlens` ends in empty documents, and
-            `max_seqlen` is the width. Both make attention slower.
+        width: tokens per row; None: as many as the longest sequence.
+        compiled: whether layers are compiled for each shape. Then, to limit the number of shapes, `cu_seqlens` ends in empty documents,
+            and `max_seqlen` is the width. Both make attention slower.
 
     Raises:
         ValueError: a sequence has more than `width` tokens.
     """
-    examples = np.array([example for row in rows for example in row], np.int64)
+    examples = np.array([example for sequence in sequences for example in sequence], np.int64)
+    # Documents are numbered as in `split.offsets`; `begins`, `sizes`, `before` and `starts` have a value for each document.
     documents = (examples[:, None] * split.documents + np.arange(split.documents)).ravel()
     begins = np.asarray(split.offsets[documents])
     sizes = np.asarray(split.offsets[documents + 1]) - begins
-    height = max(len(rows), 1)
-    row_of_document = np.repeat(
-        np.arange(len(rows)), np.array([len(row) * split.documents for row in rows], np.int64)
-    )
+    height = max(len(sequences), 1)
+    documents_per_row = np.array([len(sequence) * split.documents for sequence in sequences], np.int64)
+    row_of_document = np.repeat(np.arange(len(sequences)), documents_per_row)
+    # Tokens of each row that are not padding.
     filled = np.bincount(row_of_document, weights=sizes, minlength=height).astype(np.int64)
     width = max(1, int(filled.max())) if width is None else width
     if filled.max() > width:
         raise ValueError(f"a sequence of {filled.max()} tokens does not fit a width of {width}")
 
-    # A document starts after the tokens before it and the padding of the rows above it.
+    # In the flattened rows, a document starts after the tokens before it and the padding of the rows above it.
     before = np.cumsum(sizes) - sizes
     padding_above = np.cumsum(width - filled) - (width - filled)
     starts = before + padding_above[row_of_document]
@@ -231,7 +237,7 @@ def collate(
 
     ids = np.full(height * width, pad_id, np.int64)
     ids[places] = tokens
-    # The padding of a row begins at position 0; the other positions are overwritten.
+    # Counts from 0 where the padding of each row begins; the next line overwrites the positions of the documents.
     positions = (np.arange(width) - filled[:, None]).ravel()
     positions[places] = np.arange(len(tokens)) - np.repeat(before, sizes)
     targets = np.full(height * width, IGNORED, np.int64)
@@ -243,7 +249,7 @@ def collate(
     max_seqlen = int(np.diff(cu_seqlens).max())
     if compiled:
         max_seqlen = width
-        # Empty documents up to the next power of two.
+        # Lengthen `cu_seqlens` to a power of two.
         empty = (1 << (len(cu_seqlens) - 1).bit_length()) - len(cu_seqlens)
         cu_seqlens = np.append(cu_seqlens, np.full(empty, height * width, np.int32))
     return Batch(

@@ -26,12 +26,15 @@ if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
 
-def find_columns(files: AbstractFileSystem, paths: list[str], columns: set[str]) -> set[str]:
-    """Return the optional columns that at least one Parquet file has; the other files may lack them."""
-    # A column that the only file lacks is reported as missing, even if the column is optional.
-    if len(paths) == 1 or not columns:
+def find_columns(files: AbstractFileSystem, paths: list[str], nullable: set[str]) -> set[str]:
+    """Return which of the `nullable` columns a Parquet file may lack: those that at least one file has.
+
+    A column that no file has is thus reported as missing by `read_rows`, even if it may be null.
+    """
+    # The only file cannot lack a column that it has.
+    if len(paths) == 1 or not nullable:
         return set()
-    return columns & {name for schema in read_schemas(files, paths) for name in schema.names}
+    return nullable & {name for schema in read_schemas(files, paths) for name in schema.names}
 
 
 def read_schemas(files: AbstractFileSystem, paths: list[str]) -> Iterator[pa.Schema]:
@@ -52,7 +55,10 @@ def read_rows(
     *,
     optional: Collection[str],
 ) -> Iterator[Rows]:
-    """Yield the rows of a file as batches of columns; columns in `optional` may be absent from the file. Errors as in `read.read`."""
+    """Yield the rows of a Parquet file as batches of columns.
+
+    optional: columns that the file may lack; their values are then None. The other arguments and the errors are those of `read.read`.
+    """
     where = format_address(files, file)
     batches = read_batches(
         lambda: files.open(file),
@@ -76,9 +82,13 @@ def read_batches(
     only: str | None = None,
     absent: Mapping[str, Any] | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield some columns of a Parquet file.
+    """Yield some columns of a Parquet file, a batch of rows at a time.
 
     Args:
+        opening: opens the file.
+        where: the address of the file for messages.
+        remedy: what to do about a corrupt file, for messages.
+        label: the column whose values may also be booleans and integers.
         only: yield only the rows of this split, if the file has a split column.
         absent: the columns that the file may lack, and the value that each row then has.
     """
@@ -105,7 +115,10 @@ def read_batches(
 
 
 def _check_codecs(metadata: pq.FileMetaData, columns: list[str], where: str) -> None:
-    """Check, in the first row group, that all readers support the compression of the columns: a writer uses one for the whole file."""
+    """Check that Spark and Arrow can decompress the columns.
+
+    Only the first row group is read: a writer compresses a column in the same way in all row groups.
+    """
     if not metadata.num_row_groups:
         return
     group = metadata.row_group(0)

@@ -34,11 +34,12 @@ def read(
     ignored.
 
     Args:
-        may_be_null: columns in which a row may have no value.
+        may_be_null: columns in which a row may have no value. A JSON lines file may lack them; a Parquet file only if another file of the
+            split has them.
         label: column whose values may also be booleans and integers.
 
     Raises:
-        DataError: the table, a file or a column is missing or corrupt, or a value is null.
+        DataError: the table, a file or a column is missing or corrupt, or a value of another column is null.
     """
     if splits.type == "Delta":
         yield from delta_table.read_rows(splits, name, columns, may_be_null, label)

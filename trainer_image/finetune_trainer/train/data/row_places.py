@@ -1,4 +1,4 @@
-"""Finds the place of a refused row in the files of a split: while rows are read, they are only counted."""
+"""Finds the file and the line of a refused row, by reading the files of the split again: the first read only counts the rows."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ def name_refused_row(splits: Splits, name: str, counts: Mapping[str, int]) -> It
         yield
     except RowError as error:
         place = find_place(splits, name, counts["read"] + error.offset)
-        raise (error if place is None else error.at(place)) from error
+        if place is None:
+            raise
+        raise error.at(place) from error
 
 
 def find_place(splits: Splits, name: str, number: int) -> str | None:
@@ -47,7 +49,7 @@ def find_place(splits: Splits, name: str, number: int) -> str | None:
 
 
 def _list_places(splits: Splits, name: str) -> Iterator[tuple[int, str]]:
-    """Yield the number and the file of each row."""
+    """Yield, for each row, its number in its file, from 1, and the address of the file; in JSON lines the number is that of the line."""
     files, paths = find_files(getattr(splits, name), splits.type)
     for path in paths:
         where = format_address(files, path)
@@ -60,7 +62,7 @@ def _list_places(splits: Splits, name: str) -> Iterator[tuple[int, str]]:
 
 
 def _list_places_in_table(splits: Splits, name: str) -> Iterator[tuple[int, str]]:
-    """Yield the number and the file of each row of a Delta table; the number counts the rows of other splits too."""
+    """Yield the number and the file of each row of a split in a Delta table; the number, from 1, counts the rows of other splits too."""
     import pyarrow.dataset as ds
 
     dataset = delta_table.open_dataset(splits)

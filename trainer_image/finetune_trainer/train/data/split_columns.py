@@ -40,16 +40,16 @@ def describe_columns(schema: pa.Schema) -> list[Column]:
     return [Column(field.name, _classify_type(field.type), str(field.type)) for field in schema]
 
 
-def _classify_type(kind: pa.DataType) -> Kind:
+def _classify_type(arrow_type: pa.DataType) -> Kind:
     import pyarrow as pa
 
-    kind = plain_text.find_stored_type(kind)
-    if any(is_kind(kind) for is_kind in _list_text_checks()):
+    stored_type = plain_text.find_stored_type(arrow_type)
+    if any(is_text(stored_type) for is_text in _list_text_checks()):
         return "text"
-    if pa.types.is_boolean(kind) or pa.types.is_integer(kind):
+    if pa.types.is_boolean(stored_type) or pa.types.is_integer(stored_type):
         return "label"
-    if plain_text.is_list(kind) and pa.types.is_struct(kind.value_type):
-        fields = {field.name for field in kind.value_type}
+    if plain_text.is_list(stored_type) and pa.types.is_struct(stored_type.value_type):
+        fields = {field.name for field in stored_type.value_type}
         return "messages" if are_fields_of_messages(fields) else "other"
     return "other"
 
@@ -63,31 +63,36 @@ def check_columns(schema: pa.Schema, columns: list[str], where: str, label: str 
     import pyarrow as pa
 
     check_names(columns, columns, schema.names, where)
+    # Both lists accept the null type, of columns that have only nulls: `read_rows` checks nulls.
     label_checks = (*_list_text_checks(), pa.types.is_null, pa.types.is_boolean, pa.types.is_integer)
+    value_checks = (plain_text.is_plain_type, plain_text.is_list)
     for column in columns:
-        kind = plain_text.find_stored_type(schema.field(column).type)
-        # A column that has only nulls has no type and is readable; whether it may have nulls is checked later.
-        readable = label_checks if column == label else (plain_text.is_plain_type, plain_text.is_list)
-        if not any(is_kind(kind) for is_kind in readable):
-            raise column_type_error(column, where, _name_type(kind), label)
+        stored_type = plain_text.find_stored_type(schema.field(column).type)
+        checks = label_checks if column == label else value_checks
+        if not any(is_readable(stored_type) for is_readable in checks):
+            raise column_type_error(column, where, _name_type(stored_type), label)
 
 
 def check_names(required: list[str], columns: list[str], names: Collection[str], where: str) -> None:
-    """Check that a file has the `required` columns, and none of `columns` in another case, alone or in addition.
+    """Check that a file has the `required` columns, and no column whose name differs from one of `columns` only in case.
+
+    Args:
+        columns: the columns to read, required or not.
+        names: the columns of the file.
 
     Raises:
         DataError: a column is missing or ambiguous.
     """
     missing = [column for column in required if column not in names]
-    # An optional column is missing too if the file has its name in another case.
-    missing += [
-        column for column in columns if column not in [*names, *missing] and find_twins(column, names)
-    ]
+    # A column that is not required counts as missing if the file has its name in another case.
+    for column in columns:
+        if column not in [*names, *missing] and find_twins(column, names):
+            missing.append(column)
     if missing:
         raise DataError("MissingColumn", explain_missing(missing, where, names))
     for column in columns:
-        if ambiguous := explain_twins(column, where, names):
-            raise DataError("ColumnsAmbiguous", ambiguous)
+        if sentence := explain_twins(column, where, names):
+            raise DataError("ColumnsAmbiguous", sentence)
 
 
 def _list_text_checks() -> tuple[Callable[[pa.DataType], bool], ...]:
@@ -96,7 +101,7 @@ def _list_text_checks() -> tuple[Callable[[pa.DataType], bool], ...]:
     return pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view
 
 
-def _name_type(kind: pa.DataType) -> str:
+def _name_type(stored_type: pa.DataType) -> str:
     """Return the name of a type that training cannot read, as `explain_type` expects it."""
     import pyarrow as pa
 
@@ -104,19 +109,19 @@ def _name_type(kind: pa.DataType) -> str:
     names = {
         BYTES: any(
             (
-                types.is_binary(kind),
-                types.is_large_binary(kind),
-                types.is_binary_view(kind),
-                types.is_fixed_size_binary(kind),
+                types.is_binary(stored_type),
+                types.is_large_binary(stored_type),
+                types.is_binary_view(stored_type),
+                types.is_fixed_size_binary(stored_type),
             )
         ),
-        HALF_FLOATS: types.is_float16(kind),
-        LONG_DECIMALS: types.is_decimal(kind),
-        TIMES_OF_DAY: types.is_time(kind),
-        MAPS: types.is_map(kind),
-        STRUCTURES: types.is_struct(kind),
+        HALF_FLOATS: types.is_float16(stored_type),
+        LONG_DECIMALS: types.is_decimal(stored_type),
+        TIMES_OF_DAY: types.is_time(stored_type),
+        MAPS: types.is_map(stored_type),
+        STRUCTURES: types.is_struct(stored_type),
     }
-    return next((name for name, matches in names.items() if matches), str(kind))
+    return next((name for name, matches in names.items() if matches), str(stored_type))
 
 
 def null_value_error(column: str, where: str) -> DataError:
@@ -124,7 +129,7 @@ def null_value_error(column: str, where: str) -> DataError:
     return DataError("NullValue", f"column {column} has rows without a value in {where}: remove these rows")
 
 
-def column_type_error(column: str, where: str, kind: str, label: str | None) -> DataError:
+def column_type_error(column: str, where: str, type_name: str, label: str | None) -> DataError:
     """Return the error for a column whose type training cannot read."""
     explain_column = explain_label_type if column == label else explain_type
-    return DataError("ColumnType", explain_column(column, where, kind))
+    return DataError("ColumnType", explain_column(column, where, type_name))

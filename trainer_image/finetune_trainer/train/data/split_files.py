@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 # A Parquet file is read through a buffer of this size for each column.
 _BUFFER_BYTES = 1 << 20
-# Errors of readers of compressed files: the file is not compressed, damaged, or truncated.
-_CORRUPT = (
+# Parts of the messages of decompressors: the file is not compressed, damaged, or truncated.
+_CORRUPTION_MESSAGES = (
     "Not a gzipped file",
     "CRC check failed",
     "Invalid data stream",
@@ -35,9 +35,10 @@ _CORRUPT = (
 
 
 def find_files(place: str, kind: str) -> tuple[AbstractFileSystem, list[str]]:
-    """Return the files of a split, sorted; at least one.
+    """Return the paths of the files of a split, sorted, at least one, and the filesystem that has them.
 
     Args:
+        place: the URI or the path of the split's file or folder.
         kind: the format of the files: JSONLines or Parquet.
 
     Raises:
@@ -69,16 +70,15 @@ def format_address(files: AbstractFileSystem, file: str) -> str:
 
 def _list_visible_files(files: AbstractFileSystem, path: str) -> list[str]:
     """Return the files at a path, sorted, without the hidden files that Spark writes."""
-    # NB: a part is empty if a web console made a folder as an object whose name ends in a slash.
     root = files._strip_protocol(path)  # noqa: SLF001 - fsspec has no public name for it
-    return sorted(
-        file
-        for file in files.find(path)
-        if file == root
-        or not any(
-            part.startswith(("_", ".")) or not part for part in file.removeprefix(root).lstrip("/").split("/")
-        )
-    )
+
+    def is_visible(file: str) -> bool:
+        # NB: a part is empty if a web console made a folder as an object whose name ends in a slash.
+        parts = file.removeprefix(root).lstrip("/").split("/")
+        return all(part and not part.startswith(("_", ".")) for part in parts)
+
+    # A file that the recipe names is read whatever its name.
+    return sorted(file for file in files.find(path) if file == root or is_visible(file))
 
 
 @contextmanager
@@ -101,12 +101,15 @@ def open_lines(files: AbstractFileSystem, file: str) -> Iterator[BinaryIO]:
 
 def is_corrupt(error: OSError) -> bool:
     """Whether an error comes from a corrupt compressed file, not from its storage."""
-    return any(mark in str(error) for mark in _CORRUPT)
+    return any(part in str(error) for part in _CORRUPTION_MESSAGES)
 
 
 @contextmanager
 def open_parquet(opening: Callable[[], Any], where: str, remedy: str) -> Iterator[Any]:
-    """Open a Parquet file; errors inside the block are raised as errors of this file (`name_corruption`)."""
+    """Open a Parquet file; errors inside the block are raised as errors of this file (`name_corruption`).
+
+    opening: opens the file; called again to find the cause of an error.
+    """
     import pyarrow.parquet as pq
 
     with (
@@ -140,6 +143,8 @@ def name_corruption(
 ) -> Iterator[None]:
     """Raise DataError for a corrupt or missing file; storage failures, which a retry may solve, pass through.
 
+    where: the address of the file for messages.
+    remedy: what to do about the file.
     read_through: reads every byte of the file; raises the storage's error, if any.
     """
     try:
@@ -147,7 +152,7 @@ def name_corruption(
     except FileNotFoundError as error:
         raise DataError("CorruptData", f"{where} is missing from the storage: {remedy}") from error
     except (ValueError, OSError) as error:
-        # NB: Arrow raises OSError both for corrupt pages and for failed reads: if a read fails, this raises the storage's error.
+        # NB: Arrow raises OSError both for corrupt pages and for failed reads; for the latter, `read_through` raises the storage's error.
         if isinstance(error, OSError):
             read_through()
         raise DataError("CorruptData", f"{where} cannot be read ({first_line(error)}): {remedy}") from error

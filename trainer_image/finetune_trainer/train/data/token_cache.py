@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _MARKER = "COMPLETE"
 # Version of the format of the stored files.
-_LAYOUT = 1
+_FORMAT_VERSION = 1
 
 
 class TokenCache:
@@ -38,7 +38,8 @@ class TokenCache:
     """
 
     def __init__(self, folder: str, digest: str, confirm: Callable[[], None] = lambda: None) -> None:
-        self._folder, self._name, self._confirm = folder.rstrip("/"), f"tokens-{digest}", confirm
+        self._folder = f"{folder.rstrip('/')}/tokens-{digest}"
+        self._confirm = confirm
 
     @classmethod
     def of(
@@ -58,12 +59,12 @@ class TokenCache:
         return cls(folder, compute_digest(splits, encoder), confirm)
 
     def fetch(self, name: str, target: Path) -> bool:
-        """Copy a split into the folder `target`; returns False, without a folder, if no attempt stored it completely."""
+        """Copy a split into the folder `target`; returns False, without a folder, if it is not stored completely or not readable."""
         try:
             return self._fetch(name, target)
         except Exception as error:
             shutil.rmtree(target, ignore_errors=True)
-            # `_fetch` raises ValueError for an incomplete copy.
+            # `_fetch` raises ValueError for an incomplete copy; `describe_failure` returns None for errors of other than the storage.
             reason = str(error) if isinstance(error, ValueError) else filesystems.describe_failure(error)
             if reason is None:
                 raise
@@ -99,6 +100,7 @@ class TokenCache:
     def _store(self, name: str, source: Path) -> None:
         self._confirm()
         files, folder = self._locate(name)
+        # A marker of an earlier upload, if any, must not confirm this one before it is complete.
         with suppress(FileNotFoundError):
             files.rm_file(f"{folder}/{_MARKER}")
         filesystems.make_folder(files, folder)
@@ -110,13 +112,13 @@ class TokenCache:
         files.pipe_file(f"{folder}/{_MARKER}", json.dumps(sizes).encode())
 
     def _locate(self, name: str) -> tuple[AbstractFileSystem, str]:
-        return filesystems.open_filesystem(f"{self._folder}/{self._name}/{name}")
+        return filesystems.open_filesystem(f"{self._folder}/{name}")
 
 
 def compute_digest(splits: Splits, encoder: Encoder) -> str:
     """Return a digest of everything that determines token ids, loss masks and their order."""
     inputs = [
-        _LAYOUT,
+        _FORMAT_VERSION,
         splits.model_dump(mode="json", by_alias=True),
         encoder.documents.encoding,
         [encoder.max_length, encoder.truncation],

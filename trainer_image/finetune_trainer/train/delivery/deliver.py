@@ -50,18 +50,17 @@ def deliver(
     """
     recipe, result = model_lineage.recipe, model_lineage.result
     output_folder = output.folder_of(recipe)
-    name, upload_mode = (
-        (recipe.register_.model, recipe.register_.upload) if recipe.register_ else (None, None)
-    )
-    registry = (
-        Registry(run_id, upload_mode) if run_id is not None and (name or output_folder is None) else None
-    )
+    name = recipe.register_.model if recipe.register_ else None
+    registry: Registry | None = None
+    if run_id is not None and (name or output_folder is None):
+        registry = Registry(run_id, recipe.register_.upload if recipe.register_ else None)
     version = registry.find_version(name) if registry and name else None
-    is_published = output_folder is None or (version is not None and output_folder.is_finished())
-    if not is_published or (registry and version is None):
+    must_publish = output_folder is not None and (version is None or not output_folder.is_finished())
+    must_upload = registry is not None and version is None
+    if must_publish or must_upload:
         folder.mkdir()
         write(folder)
-    if output_folder is not None and not is_published:
+    if output_folder is not None and must_publish:
         confirm()
         output.publish(output_folder, folder, recipe, base)
         say(f"wrote the model to {output_folder.uri}")

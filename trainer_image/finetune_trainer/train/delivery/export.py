@@ -137,6 +137,7 @@ def write(
             base_reference.write_reference(base, folder / ADAPTER)
             flavor |= {"peft_adaptor": ADAPTER, **_build_base_reference(base, source, recipe, tokenizer)}
         else:
+            # The adapter's version contains the base: see the top of this module.
             merge.copy_base(source, recipe.model, folder / MODEL)
             flavor |= {"peft_adaptor": ADAPTER, "model_binary": MODEL, "source_model_name": base_name}
     for weights_folder in (folder / MODEL, folder / ADAPTER):
@@ -165,7 +166,7 @@ def _align_stops(tokenizer: PreTrainedTokenizerBase, base_stops: list[int], *, c
         chat: whether answers end as in the chat template; otherwise they end with the tokenizer's end of text.
 
     Returns:
-        All stop tokens for the generation config; the base's own if they are right.
+        All stop tokens for the generation config; `base_stops` if the end of an answer is among them.
     """
     eos = int(tokenizer.eos_token_id)
     end = answer_end.find_end_token(tokenizer) if chat else None
@@ -239,7 +240,8 @@ def _build_base_reference(
         return {**reference, "local_base_model_path": base.uri}
     reference["source_model_revision"] = base.revision
     if _has_other_tokenizer(tokenizer, source, recipe):
-        # NB: with the commit alone, MLflow would load the tokenizer from the Hub too; with a folder, or the newest commit, it loads ours.
+        # NB: with the commit alone, MLflow would load the tokenizer from the Hub too. With a folder it loads the tokenizer of the version;
+        # transformers accepts a Hub id as the folder, and loads its newest commit.
         return {**reference, "local_base_model_path": base.uri}
     return {**reference, "tokenizer_name": base.uri, "tokenizer_revision": base.revision}
 
@@ -254,11 +256,11 @@ def _has_other_tokenizer(tokenizer: PreTrainedTokenizerBase, source: Path, recip
         )
     except (OSError, ValueError, KeyError):
         return True
-    ours, theirs = (
-        (each.chat_template, each.special_tokens_map, each.get_vocab())
-        for each in (tokenizer, base_tokenizer)
+    return bool(
+        tokenizer.chat_template != base_tokenizer.chat_template
+        or tokenizer.special_tokens_map != base_tokenizer.special_tokens_map
+        or tokenizer.get_vocab() != base_tokenizer.get_vocab()
     )
-    return bool(ours != theirs)
 
 
 def _read_dtype(source: Path, recipe: Recipe) -> torch.dtype:
@@ -317,11 +319,12 @@ def _write_mlmodel(
     _PythonEnv.current().to_yaml(str(folder / _PYTHON_ENV))
     shutil.copyfile(Path(__file__).with_name(_SCORING), folder / _SCORING)
     task = signature.CHAT if settings["chat"] else None
-    mlmodel = Model(
-        signature=model_signature, metadata=build_metadata(lineage) | ({"task": task} if task else {})
-    )
+    metadata = build_metadata(lineage)
     # NB: MLflow reads the task in the flavor, Databricks in the metadata.
-    flavor = flavor | ({"inference_task": task} if task else {})
+    if task:
+        metadata = metadata | {"task": task}
+        flavor = flavor | {"inference_task": task}
+    mlmodel = Model(signature=model_signature, metadata=metadata)
     mlmodel.add_flavor("transformers", transformers_version=version("transformers"), code=None, **flavor)
     pyfunc.add_to_model(
         mlmodel,

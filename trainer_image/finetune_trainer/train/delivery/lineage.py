@@ -85,18 +85,12 @@ def identify_eval_data(recipe: Recipe, validation: Split | None) -> str | None:
     elif objective.type == "SimPO":
         parameters = [(objective.simpo or Simpo()).model_dump_json()]
     else:
-        # NB: identifiers of earlier releases do not have these fields: the newer fields of a distillation are left out unless they
-        # are set, fields of other objectives always.
+        # Distillation. NB: fields that identifiers of earlier releases do not have are excluded: the newer fields of a distillation unless
+        # they are set, and the fields of other objectives.
         newer = {"teacher_revision", "teacher_trust_remote_code"}
         unset = newer - (objective.distillation.model_fields_set if objective.distillation else set())
-        parameters = [
-            objective.model_dump_json(
-                exclude={
-                    "distillation": unset,
-                    **dict.fromkeys(("kto", "orpo", "simpo", "label_smoothing"), True),
-                }
-            )
-        ]
+        of_other_objectives = dict.fromkeys(("kto", "orpo", "simpo", "label_smoothing"), True)
+        parameters = [objective.model_dump_json(exclude={"distillation": unset, **of_other_objectives})]
     digest = hashlib.blake2b(json.dumps(parameters).encode(), digest_size=8).hexdigest()
     return f"{validation.digest}-{objective.type}-{digest}"
 
@@ -221,9 +215,10 @@ def build_source_tags(
 
 @dataclass(frozen=True)
 class ReadSource:
-    """A source of the preparation.
+    """A source of the preparation, as it was read.
 
-    version: of a Delta table. revision: the commit of a data set of the Hub.
+    version: the version of a Delta table; None for other sources.
+    revision: the commit of a data set of the Hub; None for other sources.
     """
 
     source: SourceLocation
@@ -243,13 +238,14 @@ def list_sources(recipe: Recipe) -> list[ReadSource]:
         return []
     if source.sources is None:
         return [ReadSource(source, prepared.source_version, prepared.source_revision)]
-    read = {part.name: part for part in prepared.sources or []}
-    return [
-        ReadSource(part, read[part.name].version, read[part.name].revision)
-        if part.name in read
-        else ReadSource(part, None, None)
-        for part in source.sources
-    ]
+    prepared_by_name = {part.name: part for part in prepared.sources or []}
+    sources: list[ReadSource] = []
+    for part in source.sources:
+        prepared_part = prepared_by_name.get(part.name)
+        version = prepared_part.version if prepared_part else None
+        revision = prepared_part.revision if prepared_part else None
+        sources.append(ReadSource(part, version, revision))
+    return sources
 
 
 def _tag_sources(recipe: Recipe) -> dict[str, str]:
@@ -272,14 +268,15 @@ def build_preparation_tags(recipe: Recipe) -> dict[str, str]:
     prepared = recipe.prepared
     if prepared is None:
         return {}
-    values = {
-        contract.TAG_DATA_ROWS: prepared.rows and prepared.rows.to_json(),
-        contract.TAG_DATA_TOKENS: prepared.tokens and prepared.tokens.to_json(),
-        contract.TAG_DATA_DROPPED: {step.step: step.rows for step in prepared.dropped}
-        if prepared.dropped
-        else None,
-    }
-    return {name: json.dumps(value) for name, value in values.items() if value is not None}
+    tags: dict[str, str] = {}
+    if prepared.rows is not None:
+        tags[contract.TAG_DATA_ROWS] = json.dumps(prepared.rows.to_json())
+    if prepared.tokens is not None:
+        tags[contract.TAG_DATA_TOKENS] = json.dumps(prepared.tokens.to_json())
+    if prepared.dropped:
+        rows_by_step = {step.step: step.rows for step in prepared.dropped}
+        tags[contract.TAG_DATA_DROPPED] = json.dumps(rows_by_step)
+    return tags
 
 
 def build_version_tags(lineage: Lineage) -> dict[str, str]:
@@ -323,7 +320,7 @@ def render_model_card(lineage: Lineage) -> str:
         f"{recipe.model.base}, fine-tuned ({recipe.method.type}, {recipe.objective.type}) by the FineTuneJob "
         f"{recipe.job.namespace}/{recipe.job.name}: {steps} on {location}{resumed}.\n",
         _render_table(
-            "", ("", ""), [(name, f"{value:.4f}") for name, value in metrics.items() if value is not None]
+            "", ("", ""), [(metric, f"{value:.4f}") for metric, value in metrics.items() if value is not None]
         ),
         _render_table(
             "## Data\n\n",
@@ -336,7 +333,7 @@ def render_model_card(lineage: Lineage) -> str:
         _render_table(
             "## Method\n\n",
             ("Parameter", "Value"),
-            [(name, str(value)) for name, value in build_method_params(recipe).items()],
+            [(parameter, str(value)) for parameter, value in build_method_params(recipe).items()],
         ),
         f"## Recipe {recipe.digest()}\n\n```yaml\n{recipe.to_yaml()}```\n",
     )

@@ -44,6 +44,7 @@ def publish(output_folder: ModelFolder, exported: Path, recipe: Recipe, base: Or
     # NB: a copy is changed, because `exported` also goes to the registry.
     adapter = exported.with_name(f"{exported.name}-adapter")
     shutil.copytree(exported / ADAPTER, adapter)
+    # The folders to copy, by their path in the output folder.
     parts = {"": adapter}
     if base is None:
         parts[_BASE] = exported / MODEL
@@ -54,6 +55,7 @@ def publish(output_folder: ModelFolder, exported: Path, recipe: Recipe, base: Or
             "base_model_name_or_path": base.uri,
         }
         config.write_text(json.dumps(adapter_config, indent=2) + "\n", encoding="utf-8")
+    # For an adapter without its base, `export.write` has written the reference.
     if base_reference.read_reference(adapter) is None:
         base_reference.write_reference(base, adapter)
     output_folder.publish(parts)

@@ -31,7 +31,7 @@ class Registry:
 
     Args:
         run_id: the run.
-        way: register.upload: how the files reach the artifact store of the server.
+        upload_mode: register.upload: whether files are uploaded directly to the artifact store or through the server.
         connect: creates the client for a call.
         patience_seconds: how long to retry while MLflow is unreachable.
     """
@@ -39,12 +39,12 @@ class Registry:
     def __init__(
         self,
         run_id: str,
-        way: Upload | None,
+        upload_mode: Upload | None,
         *,
         connect: Callable[[], MlflowClient] = mlflow_run.create_client,
         patience_seconds: float | None = None,
     ) -> None:
-        self._run_id, self._way = run_id, way
+        self._run_id, self._upload_mode = run_id, upload_mode
         self._connect = connect
         self._patience = patience_seconds or mlflow_run.get_patience_seconds(_UNREACHABLE_TIMEOUT_SECONDS)
 
@@ -86,6 +86,7 @@ class Registry:
             try:
                 return call(self._connect())
             except PodFailure:
+                # `upload.require` refused the recipe.
                 raise
             except Exception as error:
                 line = mlflow_run.first_line(error)
@@ -131,7 +132,7 @@ class Registry:
             experiment, LOGGED_MODEL_NAME, source_run_id=self._run_id
         )
         if logged.status != LoggedModelStatus.READY:
-            upload.require(self._way, self._run_id)
+            upload.require(self._upload_mode, self._run_id)
             with upload.allow_slow_uploads():
                 mlflow.log_model_artifacts(logged.model_id, str(folder))
             mlflow.finalize_logged_model(logged.model_id, LoggedModelStatus.READY)

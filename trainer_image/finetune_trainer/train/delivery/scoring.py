@@ -82,10 +82,9 @@ class FineTunedModel(PythonModel):
                 self._context_tokens -= adapter.num_virtual_tokens
         self._model = model.eval()
         stops = self._defaults.eos_token_id
-        listed = stops if isinstance(stops, list) else [stops]
-        self._stops = sorted(
-            {int(token) for token in (*listed, self._tokenizer.eos_token_id) if token is not None}
-        )
+        configured_stops = stops if isinstance(stops, list) else [stops]
+        all_stops = (*configured_stops, self._tokenizer.eos_token_id)
+        self._stops = sorted({int(token) for token in all_stops if token is not None})
 
     def predict(self, model_input: pd.DataFrame, params: dict[str, Any] | None = None) -> list[Any]:
         """Answer each row of a request on its own, so that no answer depends on another row.
@@ -145,7 +144,7 @@ class FineTunedModel(PythonModel):
 
     @property
     def _beginning(self) -> int:
-        """The token that stands for an empty prompt."""
+        """The token that is used as the prompt if the prompt is empty."""
         tokenizer = self._tokenizer
         return int(tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id)
 
@@ -274,10 +273,9 @@ def _is_sampled(settings: dict[str, Any]) -> bool:
 
 def _takes_parts(tokenizer: Any) -> bool:
     """Whether the chat template renders only contents that are lists of parts, and omits text."""
-    as_text, as_parts = (
-        _render_content(tokenizer, content) for content in (_PROBE, _split_into_parts(_PROBE))
-    )
-    return _PROBE not in as_text and _PROBE in as_parts
+    rendered_text = _render_content(tokenizer, _PROBE)
+    rendered_parts = _render_content(tokenizer, _split_into_parts(_PROBE))
+    return _PROBE not in rendered_text and _PROBE in rendered_parts
 
 
 def _render_content(tokenizer: Any, content: Any) -> str:
@@ -315,7 +313,9 @@ def _join_parts(content: Any, number: int) -> str:
 
 
 def _read_part(part: Any, number: int) -> str:
-    kind, text = (part.get("type", "text"), part.get("text")) if isinstance(part, dict) else ("text", part)
+    kind, text = "text", part
+    if isinstance(part, dict):
+        kind, text = part.get("type", "text"), part.get("text")
     if kind != "text":
         raise MlflowException.invalid_parameter_value(
             f"message {number} has a part of type {kind}, and the model takes only text"
@@ -332,7 +332,10 @@ def _parse_calls(calls: Any, field: str) -> list[dict[str, Any]]:
 
 
 def _parse_arguments(call: dict[str, Any], field: str) -> dict[str, Any]:
-    """Return a call with its arguments as an object; some clients send a blank text for a call without arguments."""
+    """Return a call with its arguments as an object; they are in its `function`, or in the call itself.
+
+    Some clients send a blank text for a call without arguments.
+    """
     function = call.get("function")
     if isinstance(function, dict):
         return {**call, "function": _parse_arguments(function, field)}

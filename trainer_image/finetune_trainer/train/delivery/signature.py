@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from mlflow.models import ModelSignature
-    from mlflow.types import ParamSchema
+    from mlflow.types import ParamSchema, Schema
 
     from finetune_crds.data import Columns, Splits
     from finetune_crds.recipe import Recipe
@@ -25,8 +25,10 @@ if TYPE_CHECKING:
 
 CHAT = "llm/v1/chat"
 """MLflow's name for models that take a conversation and return its next message, as endpoints of Databricks serve them."""
-MESSAGES, PROMPT = "messages", "prompt"
-"""The names of the input of chat models, and of other models whose prompt is not a column."""
+MESSAGES = "messages"
+"""The name of the input of a chat model."""
+PROMPT = "prompt"
+"""The name of the input of another model, if the prompt is not a column of the data."""
 MAX_NEW_TOKENS = 256
 """The most tokens of an answer, unless a request sets it. Source: transformers, TextGenerationPipeline."""
 # Settings of transformers' GenerationConfig and their types in MLflow.
@@ -72,17 +74,22 @@ class Examples:
 
 
 def name_prompt(recipe: Recipe, columns: Columns) -> str:
-    """Return the name of the prompt in requests: its column in the source of the job, or `prompt` if a template renders it.
+    """Return the name of the prompt in requests: its column in the data of the job, or `prompt` if there is no such column.
+
+    A preparation may rename columns: then it is the column in the source, unless a template renders the prompt from several columns.
 
     Args:
         recipe: the recipe.
         columns: the columns of an example in the splits.
     """
     data = recipe.data
-    if data.prepare is not None and data.prepare.prompt_template is not None:
-        return PROMPT
-    prepared = recipe.prepared.columns if data.prepare is not None and recipe.prepared is not None else None
-    return (prepared or data.columns or columns).prompt or PROMPT
+    source_columns = data.columns or columns
+    if data.prepare is not None:
+        if data.prepare.prompt_template is not None:
+            return PROMPT
+        if recipe.prepared is not None and recipe.prepared.columns is not None:
+            source_columns = recipe.prepared.columns
+    return source_columns.prompt or PROMPT
 
 
 def read_examples(splits: Splits, columns: Columns, prompt: str = PROMPT) -> Examples:
@@ -96,16 +103,16 @@ def read_examples(splits: Splits, columns: Columns, prompt: str = PROMPT) -> Exa
     Raises:
         DataError: data is missing or broken.
     """
+    read_columns = [column for column in columns.content_columns if column != columns.tools]
+    training_fields = {*_TRAINING_FIELDS, columns.message_weight}
     for name in ("validation", "train"):
-        for rows in read(
-            splits, name, [column for column in columns.content_columns if column != columns.tools]
-        ):
+        # The first batch of rows is enough.
+        for rows in read(splits, name, read_columns):
             pairs = list(islice(_split_rows(rows, columns), _MAX_EXAMPLES))
-            chat = any(isinstance(part, list) for pair in pairs for part in pair)
-            training_fields = {*_TRAINING_FIELDS, columns.message_weight}
+            chat = any(isinstance(question, list) or isinstance(answer, list) for question, answer in pairs)
             requests = [
-                {"messages": _build_request_messages(request, "user", training_fields)} if chat else request
-                for request, _ in pairs
+                {"messages": _build_request_messages(question, "user", training_fields)} if chat else question
+                for question, _ in pairs
             ]
             return Examples(chat, requests, [_get_answer_text(answer) for _, answer in pairs], prompt)
     return Examples(columns.messages is not None, prompt=prompt)
@@ -116,7 +123,8 @@ def _split_rows(rows: Rows, columns: Columns) -> Iterator[tuple[str | _Messages,
     if columns.messages is not None:
         for messages in map(chat_messages.rename, rows[columns.messages]):
             is_answered = bool(messages) and messages[-1]["role"] == "assistant"
-            yield (messages[:-1], messages[-1:]) if is_answered else (messages, [])
+            answer_messages = messages[-1:] if is_answered else []
+            yield messages[: len(messages) - len(answer_messages)], answer_messages
     elif columns.text is not None:
         yield from ((text, text) for text in rows[columns.text])
     else:
@@ -163,12 +171,12 @@ def _get_answer_text(answer: str | _Messages) -> str:
 def infer_signature(examples: Examples) -> ModelSignature:
     """Infer the signature from examples.
 
-    For prompts, input and output are one text column each. For conversations it is MLflow's signature of a chat model, whose optional
-    columns clients of an endpoint send. If the messages of the data do not fit this signature, for example because they have other
-    fields, the type inferred from the data replaces the type of its messages. Both signatures have the same parameters.
+    For prompts, input and output are one text column each. For conversations it is MLflow's signature of a chat model, which also has the
+    optional columns that clients of an endpoint send. If messages of the data do not fit this signature, for example because they have
+    other fields, the type inferred from the data replaces its type of messages. Both signatures have the same parameters.
     """
-    from mlflow.exceptions import MlflowException
-    from mlflow.models import ModelSignature, infer_signature, validate_schema
+    from mlflow import models
+    from mlflow.models import ModelSignature
     from mlflow.types import ColSpec, Schema
     from mlflow.types.llm import CHAT_MODEL_INPUT_SCHEMA, CHAT_MODEL_OUTPUT_SCHEMA
     from mlflow.types.schema import AnyType
@@ -177,20 +185,26 @@ def infer_signature(examples: Examples) -> ModelSignature:
         inputs = Schema([ColSpec("string", name=examples.input)])
         return ModelSignature(inputs=inputs, outputs=Schema([ColSpec("string")]), params=_build_parameters())
     inputs = CHAT_MODEL_INPUT_SCHEMA
-    for request in examples.requests:
-        try:
-            validate_schema(request, inputs)
-        except MlflowException:
-            inferred = infer_signature(examples.requests).inputs
-            # NB: of messages that differ too much, MLflow infers one column without a name.
-            message_columns = (
-                inferred.inputs if inferred.has_input_names() else [ColSpec(AnyType(), name=MESSAGES)]
-            )
-            inputs = Schema(
-                [*message_columns, *(column for column in inputs.inputs if column.name != MESSAGES)]
-            )
-            break
+    if not all(_fits(request, inputs) for request in examples.requests):
+        inferred = models.infer_signature(examples.requests).inputs
+        # NB: from messages that differ too much, MLflow infers one column without a name.
+        message_columns = (
+            inferred.inputs if inferred.has_input_names() else [ColSpec(AnyType(), name=MESSAGES)]
+        )
+        optional_columns = [column for column in inputs.inputs if column.name != MESSAGES]
+        inputs = Schema([*message_columns, *optional_columns])
     return ModelSignature(inputs=inputs, outputs=CHAT_MODEL_OUTPUT_SCHEMA, params=_build_parameters())
+
+
+def _fits(request: Any, schema: Schema) -> bool:
+    from mlflow.exceptions import MlflowException
+    from mlflow.models import validate_schema
+
+    try:
+        validate_schema(request, schema)
+    except MlflowException:
+        return False
+    return True
 
 
 def _build_parameters() -> ParamSchema:

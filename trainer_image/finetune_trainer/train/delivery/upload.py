@@ -1,7 +1,7 @@
-"""register.upload: how the files of a model reach the artifact store of the MLflow server.
+"""Applies register.upload: whether the files of a model are uploaded directly to the artifact store, or through the MLflow server (Proxy).
 
-A server that serves artifacts from an object store can sign URLs of that store, to which the client uploads a large file in parts.
-Since MLflow 3.17 the client does so by default if the server supports it.
+For Direct, the server signs URLs of its object store, to which the client uploads a large file in parts. Since MLflow 3.17 the client
+does so by default if the server supports it.
 """
 
 from __future__ import annotations
@@ -18,11 +18,9 @@ if TYPE_CHECKING:
 
     from finetune_crds.tracking import Upload
 
-_ENABLED_VARIABLE, _MIN_BYTES_VARIABLE = (
-    "MLFLOW_ENABLE_PROXY_MULTIPART_UPLOAD",
-    "MLFLOW_MULTIPART_UPLOAD_MINIMUM_FILE_SIZE",
-)
-# Two parts of MLflow's part size. With MLflow's default minimum of 500 MiB, small models would go through the server.
+_ENABLED_VARIABLE = "MLFLOW_ENABLE_PROXY_MULTIPART_UPLOAD"
+_MIN_BYTES_VARIABLE = "MLFLOW_MULTIPART_UPLOAD_MINIMUM_FILE_SIZE"
+# Two of MLflow's parts. With MLflow's default minimum of 500 MiB, files of small models would be uploaded through the server.
 _MIN_MULTIPART_BYTES = 20 * 2**20
 _TIMEOUT_VARIABLE = "MLFLOW_HTTP_REQUEST_TIMEOUT"
 # The server answers only when the store has the complete file: 4 GB at 1 MB/s.
@@ -32,11 +30,11 @@ _PROBE = "upload-probe"
 _UNSUPPORTED_STATUSES = (400, 404, 501)
 
 
-def configure_client(way: Upload | None) -> None:
+def configure_client(mode: Upload | None) -> None:
     """Set the upload mode of MLflow's client in this process; None: the server decides."""
-    if way is not None:
-        os.environ[_ENABLED_VARIABLE] = str(way == "Direct").lower()
-    if way == "Direct":
+    if mode is not None:
+        os.environ[_ENABLED_VARIABLE] = str(mode == "Direct").lower()
+    if mode == "Direct":
         os.environ.setdefault(_MIN_BYTES_VARIABLE, str(_MIN_MULTIPART_BYTES))
 
 
@@ -56,24 +54,24 @@ def allow_slow_uploads() -> Iterator[None]:
             os.environ[_TIMEOUT_VARIABLE] = previous_timeout
 
 
-def check(way: Upload | None, run_id: str) -> None:
+def check(mode: Upload | None, run_id: str) -> None:
     """Check before training that the server supports the upload mode. If the server is unreachable, training continues.
 
     Raises:
         RecipeRefusedError: the server does not support the upload mode.
     """
     try:
-        require(way, run_id)
+        require(mode, run_id)
     except PodFailure:
         raise
     except Exception as error:  # noqa: BLE001 - any error; the upload checks again
         print(
-            f"cannot check whether the MLflow server supports register.upload {way}: {mlflow_run.first_line(error)}",
+            f"cannot check whether the MLflow server supports register.upload {mode}: {mlflow_run.first_line(error)}",
             flush=True,
         )
 
 
-def require(way: Upload | None, run_id: str) -> None:
+def require(mode: Upload | None, run_id: str) -> None:
     """Check immediately before the upload that the server supports the upload mode.
 
     NB: if it does not, MLflow's client silently sends files of any size to the server.
@@ -81,12 +79,12 @@ def require(way: Upload | None, run_id: str) -> None:
     Raises:
         RecipeRefusedError: the server does not support the upload mode. If the server does not answer, errors of MLflow's client.
     """
-    mistake = _find_mistake(way, run_id) if way is not None else None
+    mistake = _find_mistake(mode, run_id) if mode is not None else None
     if mistake:
         raise RecipeRefusedError(mistake, reason="UploadRefused")
 
 
-def _find_mistake(way: Upload, run_id: str) -> str | None:
+def _find_mistake(mode: Upload, run_id: str) -> str | None:
     from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
     from mlflow.store.artifact.http_artifact_repo import HttpArtifactRepository
     from requests import HTTPError
@@ -96,10 +94,10 @@ def _find_mistake(way: Upload, run_id: str) -> str | None:
     if not isinstance(repository, HttpArtifactRepository):
         return (
             f"register.upload Proxy requires an MLflow server that serves artifacts, but pods write to {uri} directly: remove the field"
-            if way == "Proxy"
+            if mode == "Proxy"
             else None
         )
-    if way == "Proxy":
+    if mode == "Proxy":
         return None
     try:
         upload = repository.create_multipart_upload(_PROBE)

@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 
 def set_rows(parameter: torch.Tensor, value: Any) -> None:
-    """Copy this rank's rows of a value, a tensor or a slice of a file, into a parameter."""
+    """Copy this rank's rows of an unsharded value, a tensor or a slice of a file, into a parameter."""
     local_tensor, local_slice = local_rows(parameter)
     if local_tensor.numel():
         with torch.no_grad():

@@ -65,9 +65,9 @@ def shard(network: Network, mesh: DeviceMesh, precision: str, *, replicate_froze
     policy = MixedPrecisionPolicy(
         param_dtype=compute_dtype(precision), reduce_dtype=torch.float32, cast_forward_inputs=False
     )
-    ignored_weights = {
-        weight for weight in network.parameters() if replicate_frozen and not weight.requires_grad
-    }
+    ignored_weights: set[nn.Parameter] = set()
+    if replicate_frozen:
+        ignored_weights |= {weight for weight in network.parameters() if not weight.requires_grad}
     shard_group = partial(fully_shard, mesh=mesh, mp_policy=policy)
     layers = decoder_layers(network)
     for layer in layers:
@@ -99,8 +99,8 @@ def _prefetch_head(head: Any, layers: Sequence[Any]) -> None:
     forward pass, as a second copy of the output layer during the loss, when memory is at its peak.
     """
     head._set_unshard_async_op(True)  # noqa: SLF001 - there is no public way
-    for layer in layers[-1:]:
-        layer.set_modules_to_forward_prefetch([head])
+    if layers:
+        layers[-1].set_modules_to_forward_prefetch([head])
 
 
 def find_fsdp_modules(network: nn.Module) -> list[FSDPModule]:

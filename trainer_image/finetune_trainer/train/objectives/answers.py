@@ -64,13 +64,14 @@ class Answers:
         """
         if not torch.is_grad_enabled():
             return loss
-        targets, slope = self.targets, slopes.flatten()[self.owners]
+        targets, slope_of_target = self.targets, slopes.flatten()[self.owners]
 
         def score(logits: torch.Tensor, chunk: slice) -> torch.Tensor:
             # The cross-entropy of a target is its negative log-probability.
             losses = functional.cross_entropy(logits, targets[chunk], reduction="none")
-            return -(slope[chunk] * losses).sum()
+            return -(slope_of_target[chunk] * losses).sum()
 
+        # The sum of slope x log-probability has the same gradient as the loss.
         linear = self.network.head.sum_loss(score, self.hidden)
         # The value is `loss`, and the gradient that of `linear`.
         return linear + (loss - linear).detach()

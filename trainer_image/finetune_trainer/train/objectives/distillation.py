@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Distillation(Objective):
-    """weight x T^2 x KL(teacher || student) + (1 - weight) x cross-entropy, in nats; one loss per target.
+    """The distillation loss weight x T^2 x KL(teacher || student) + (1 - weight) x cross-entropy, in nats; one loss per target.
 
     The temperature T softens both distributions, which divides the divergence's gradient by about T^2: the factor T^2 restores it
     (section 2 of the paper).

@@ -21,9 +21,11 @@ if TYPE_CHECKING:
 
 
 class Dpo(ReferenceObjective):
-    """-log sigmoid(m), m = beta x ((chosen - rejected) - (reference's chosen - rejected)); one loss per pair.
+    """The DPO loss -log sigmoid(m), m = beta x ((chosen - rejected) - (reference's chosen - rejected)); one loss per pair.
 
-    With label smoothing e it is -(1 - e) log sigmoid(m) - e log sigmoid(-m): conservative DPO, for pairs of which a share e is
+    Chosen and rejected are the log-probabilities of the answers, and m is the reward margin.
+
+    With label smoothing e the loss is -(1 - e) log sigmoid(m) - e log sigmoid(-m): conservative DPO, for pairs of which a share e is
     ranked the wrong way round (Mitchell, "A note on DPO with noisy preferences and relationship to IPO", 2023). Evaluation losses
     have no label smoothing, so that runs with different e are comparable.
 
@@ -56,10 +58,10 @@ class Dpo(ReferenceObjective):
 
 
 class Ipo(ReferenceObjective):
-    """(d - 1 / (2 beta))^2, d = chosen's gain - rejected's gain; one loss per pair (Azar et al., arXiv:2310.12036, equation 17).
+    """The IPO loss (d - 1 / (2 beta))^2, d = chosen's mean gain - rejected's mean gain; one loss per pair.
 
-    A gain is the mean over the answer's tokens, as in TRL and as IPO's authors computed it: with sums, long answers would miss the
-    same target by more. The reward margins are those of DPO, whose gains are sums.
+    The loss is equation 17 of Azar et al., arXiv:2310.12036. The mean gain of an answer is its gain (`compute_gains`) divided by its number of tokens, as in TRL and as IPO's authors computed it:
+    with sums, long answers would miss the same target by more. The reward margins are those of DPO, from the gains themselves.
 
     Args:
         beta: strength of the penalty for leaving the reference, the paper's tau.
@@ -76,8 +78,8 @@ class Ipo(ReferenceObjective):
         """Return the summed loss, an fp32 scalar, and the sums of reward margins and of correctly ranked pairs."""
         answers = Answers.of(network, batch, hidden)
         gains, lengths = compute_gains(answers, batch), answers.lengths()
-        means = gains / lengths
-        errors = means[:, 0] - means[:, 1] - 1 / (2 * self.beta)
+        mean_gains = gains / lengths
+        errors = mean_gains[:, 0] - mean_gains[:, 1] - 1 / (2 * self.beta)
         slopes = torch.stack([2 * errors, -2 * errors], dim=-1) / lengths
         loss = answers.with_gradient((errors**2).sum(), slopes)
         return loss, sum_pair_metrics(self.beta * (gains[:, 0] - gains[:, 1]))

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Kto(ReferenceObjective):
-    """Weight x (1 - sigmoid(beta x (gain - z))) for a good answer, and with (z - gain) for a bad one; one loss per example.
+    """The KTO loss weight x (1 - sigmoid(beta x (gain - z))) of a good answer, and with z - gain of a bad answer; one loss per example.
 
     The gain of an answer is its log-probability minus the reference's, and z an estimate of the divergence from
     the reference: the mean gain of the second documents, in which prompts have the answers of other examples, or 0 if

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Simpo(AnswerObjective):
-    """-log sigmoid(m - gamma), m = beta x (chosen - rejected); one loss per pair.
+    """The SimPO loss -log sigmoid(m - gamma), m = beta x (chosen - rejected); one loss per pair.
 
     Chosen and rejected are the mean log-probabilities of the tokens of the answers. The loss is that of TRL's CPO with loss_type simpo and
     cpo_alpha 0.

@@ -117,10 +117,10 @@ def check(recipe: Recipe, processes: int, gpus: Gpus, parameters: Callable[[], i
 
 def _explain_too_few_gpus(processes: int, visible: int, requested_gpus: int | None) -> str:
     """Return what to change if there are fewer GPUs than processes."""
-    fewer = f"set distributed.processesPerNode to {visible} or less"
+    fewer_processes = f"distributed.processesPerNode to {visible} or less"
     if requested_gpus is not None and requested_gpus >= processes:
-        return f"{fewer}, since a pod sees only one device of some resources, for example MIG"
-    return f"set distributed.gpusPerNode to {processes}, or {fewer.removeprefix('set ')}"
+        return f"set {fewer_processes}, since a pod sees only one device of some resources, for example MIG"
+    return f"set distributed.gpusPerNode to {processes}, or {fewer_processes}"
 
 
 def _format_count(gpus: int) -> str:

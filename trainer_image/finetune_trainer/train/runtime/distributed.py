@@ -64,6 +64,7 @@ class World:
         any rank interrupts its `call` and counts as a failure, so `call` must not run collectives.
         """
         result: T | None = None
+        # The exit code, the reason and the message.
         failure: tuple[int, str, str] | None = None
         try:
             with self.preemption.interrupt_on_sigterm() if self.preemption else nullcontext():
@@ -78,12 +79,11 @@ class World:
             if rank_failure is not None:
                 code, reason, message = rank_failure
                 if code == EXIT_PREEMPTED:
-                    raise PreemptedError(
-                        message, self.preemption.checkpoint_step if self.preemption else None, reason
-                    )
-                agreed = PodFailure(reason, message, rank=rank)
-                agreed.exit_code = code
-                raise agreed
+                    checkpoint_step = self.preemption.checkpoint_step if self.preemption else None
+                    raise PreemptedError(message, checkpoint_step, reason)
+                agreed_failure = PodFailure(reason, message, rank=rank)
+                agreed_failure.exit_code = code
+                raise agreed_failure
         return result  # type: ignore[return-value]
 
     def agree_in_pod(self, call: Callable[[], T]) -> T:
@@ -143,8 +143,16 @@ def join_ranks(*, timeout_seconds: int, preemption: Preemption | None = None) ->
     try:
         local_size = int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size()))
         host = dist.new_group(backend="gloo", timeout=_HOST_GROUP_TIMEOUT)
-        rank, size = dist.get_rank(), dist.get_world_size()
-        yield World(rank, size, local_rank, local_size, device, preemption, host, Card.of(device))
+        yield World(
+            rank=dist.get_rank(),
+            size=dist.get_world_size(),
+            local_rank=local_rank,
+            local_size=local_size,
+            device=device,
+            preemption=preemption,
+            host=host,
+            card=Card.of(device),
+        )
         has_ended = True
     finally:
         # NB: all ranks destroy a group of NCCL together. After an error, this rank would wait for the others before it

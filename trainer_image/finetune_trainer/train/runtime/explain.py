@@ -53,15 +53,15 @@ def is_loss_of_peer(error: BaseException) -> bool:
     """Whether a collective failed because another rank exited: a consequence, never the cause."""
     text = str(error)
     if isinstance(error, dist.DistError):
+        # Another rank causes every error that this rank does not cause itself.
         return not _FAULT_OF_RANK.search(text)
     return isinstance(error, RuntimeError) and bool(_GLOO.search(text) and _GLOO_LOSS.search(text))
 
 
 def _join_first_and_last_line(error: BaseException) -> str:
     """Return the first and the last line of an error: NCCL names the failed call in the first line, and the failed link in the last."""
-    first, *more = str(error).strip().splitlines() or [type(error).__name__]
-    return (
-        f"{first[:_MAX_LINE_CHARS]} ... {more[-1].strip()[:_MAX_LINE_CHARS]}"
-        if more
-        else first[:_MAX_LINE_CHARS]
-    )
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    first = lines[0][:_MAX_LINE_CHARS]
+    if len(lines) == 1:
+        return first
+    return f"{first} ... {lines[-1].strip()[:_MAX_LINE_CHARS]}"

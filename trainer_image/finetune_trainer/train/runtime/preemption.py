@@ -74,7 +74,7 @@ def on_sigterm(end: Callable[[], None]) -> Iterator[None]:
     """While inside, SIGTERM calls `end` in a separate thread.
 
     Python runs signal handlers between bytecodes of the main thread: never while that thread blocks in native code,
-    as in a rendezvous. A separate thread runs even then.
+    as in a rendezvous. But the number of each signal is written to the wakeup file descriptor at once, and the separate thread reads it.
     """
     reader, writer = os.pipe()
     os.set_blocking(writer, False)

@@ -1,4 +1,4 @@
-"""The recipe that a pod trains by."""
+"""Loads the recipe of a training pod."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def load_recipe() -> Recipe:
 
 
 def _list_missing(recipe: Recipe) -> list[str]:
-    """Return a sentence for each missing thing that a recipe must have, although the spec of a job may leave it to the operator."""
+    """Return a sentence for each value that a recipe lacks, and that the operator adds to the recipe of a job."""
     checkpoint = recipe.checkpoint
     resume_from = checkpoint.resume_from if checkpoint else None
-    table = (
+    requirements = (
         (
             recipe.data.splits is None,
             "data.splits is missing: training reads prepared splits",
@@ -42,7 +42,7 @@ def _list_missing(recipe: Recipe) -> list[str]:
             "checkpoint.resumeFrom in a recipe needs type Uri and uri: a pod cannot look up the jobs of a cluster",
         ),
     )
-    return [sentence for is_missing, sentence in table if is_missing]
+    return [sentence for is_missing, sentence in requirements if is_missing]
 
 
 def row_tokens(recipe: Recipe) -> int:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 # Standard deviation of a new prefix: small compared with the model's own keys.
 _PREFIX_STANDARD_DEVIATION = 0.02
-# The names of biases in peft.
+# The values of method.lora.bias, and their names in peft.
 _PEFT_BIASES = {None: "none", "All": "all", "LoraOnly": "lora_only"}
 
 
@@ -32,7 +32,13 @@ def adapt(model: PreTrainedModel, method: Method, base: str, new_tokens: NewToke
 
     `compute_initial_value` returns the values of new parameters later: the model may be on the meta device.
 
-    Trained parameters are fp32.
+    Trained parameters are fp32, except with method Full, which changes nothing here.
+
+    Args:
+        model: the base model.
+        method: the recipe's method.
+        base: the address of the base in the recipe, for the configuration of the adapter.
+        new_tokens: the tokens that are added to the vocabulary.
 
     Raises:
         RecipeRefusedError: method.lora names layers that the model does not have, or that cannot be trained.
@@ -92,12 +98,13 @@ def _build_lora_config(model: PreTrainedModel, method: Method, new_tokens: NewTo
     tied = model.get_input_embeddings().weight is model.get_output_embeddings().weight
     trained_ends = [end for end in ends if any(_does_name_match(name, end) for name in modules_to_save)]
     if tied:
-        tied_ends = [end for end in ends if end.rsplit(".", 1)[-1] in EMBEDDING_LAYER_NAMES]
-        if trained_ends and tied_ends and not {*tied_ends} & {*trained_ends}:
-            # NB: peft unties a layer without an error if its name is different, for example GPT-2's wte.
-            modules_to_save.append(tied_ends[-1])
+        # NB: peft keeps the ends tied only if modules_to_save has a name that it recognizes, for example lm_head, but not GPT-2's wte.
+        recognized_ends = [end for end in ends if end.rsplit(".", 1)[-1] in EMBEDDING_LAYER_NAMES]
+        if trained_ends and recognized_ends and not any(end in trained_ends for end in recognized_ends):
+            modules_to_save.append(recognized_ends[-1])
         # peft applies the settings of the embedding to the tied output layer.
-        ends, trained_ends = ends[:1], ends[:1] if trained_ends else []
+        ends = ends[:1]
+        trained_ends = ends if trained_ends else []
     frozen_ends = [end for end in ends if end not in trained_ends]
     if new_tokens.ids:
         _check_head_bias_with_new_tokens(model, frozen_ends)
@@ -160,25 +167,22 @@ def _check_head_bias_with_new_tokens(model: PreTrainedModel, extended_ends: list
 
 def _resolve_modules_to_save(model: PreTrainedModel, method: Method) -> list[str]:
     """Return the layers of modulesToSave as peft matches them: by the end of a name."""
-    patterns, tower_names = (method.lora or Lora()).modules_to_save, find_towers(model)
+    tower_names, head = find_towers(model), model.get_output_embeddings()
     layers = {
         name: module
         for name, module in model.named_modules()
         if not list(module.children()) and list(module.parameters())
     }
+    layers_outside_towers = [layer for layer in layers if not _is_within(layer, tower_names)]
     names: list[str] = []
-    for name in patterns:
-        matching_layers = [
-            layer for layer in layers if _does_name_match(name, layer) and not _is_within(layer, tower_names)
-        ]
+    for name in (method.lora or Lora()).modules_to_save:
+        matching_layers = [layer for layer in layers_outside_towers if _does_name_match(name, layer)]
         if not matching_layers:
-            layer_names = sorted(
-                {layer.rsplit(".", 1)[-1] for layer in layers if not _is_within(layer, tower_names)}
-            )
+            layer_names = sorted({layer.rsplit(".", 1)[-1] for layer in layers_outside_towers})
             raise RecipeRefusedError(
                 f"method.lora.modulesToSave {name} is not a layer of the model: its layers are {', '.join(layer_names)}"
             )
-        head = model.get_output_embeddings()
+        # QLoRA quantizes all linear layers except the output layer.
         linear_layers = [layers[layer] for layer in matching_layers if is_linear(layers[layer])]
         if method.type == "QLoRA" and any(layer is not head for layer in linear_layers):
             raise RecipeRefusedError(
@@ -208,6 +212,7 @@ def _check_still_tied(adapted: Any, ends: list[str]) -> None:
         getattr(end, "modules_to_save", {})
         for end in (base.get_input_embeddings(), base.get_output_embeddings())
     ]
+    # None: a layer that is not in modulesToSave.
     weight_ids = {id(each["default"].weight) if "default" in each else None for each in wrapped}
     if None in weight_ids or len(weight_ids) > 1:
         raise RecipeRefusedError(
@@ -231,7 +236,7 @@ def compute_initial_value(name: str, shape: torch.Size, seed: int) -> torch.Tens
     """Return the initial value of a parameter that the method adds, fp32; it does not depend on the number of ranks.
 
     LoRA's A is uniform in +-1/sqrt(inputs), as in peft (He et al. with a = sqrt(5)). B is zero, so that the adapted
-    model starts equal to its base. A prefix is normal.
+    model starts equal to its base. Other parameters, such as a prefix, are normal.
 
     Args:
         name: the parameter's name in the model.
@@ -241,6 +246,7 @@ def compute_initial_value(name: str, shape: torch.Size, seed: int) -> torch.Tens
     if ".lora_B." in name:
         return torch.zeros(shape)
     digest = hashlib.blake2b(f"{seed} {name}".encode(), digest_size=8).digest()
+    # Seeds have 63 bits.
     generator = torch.Generator().manual_seed(int.from_bytes(digest, "big") >> 1)
     if ".lora_A." in name:
         bound = 1 / math.sqrt(shape[-1])

@@ -43,12 +43,14 @@ class NewTokens:
         """Add the rows of the new tokens to an unsharded model and initialize them, also on the meta device."""
         if not self.ids:
             return
-        stored_rows, *_ = (len(weight) for weight in embedding_and_head_weights(model))
-        means = [compute_row_mean(weight.detach()) for weight in embedding_and_head_weights(model)]
+        stored_weights = embedding_and_head_weights(model)
+        stored_rows = len(stored_weights[0])
+        means = [compute_row_mean(weight.detach()) for weight in stored_weights]
         rows = self.count_rows(stored_rows)
         if rows > stored_rows:
             model.resize_token_embeddings(rows, mean_resizing=False)
         with torch.no_grad():
+            # NB: resizing replaces the parameters.
             for weight, mean in zip(embedding_and_head_weights(model), means, strict=True):
                 weight[list(self.ids)] = mean.to(weight)
 
@@ -63,16 +65,16 @@ class ExtendedWeight:
     2021), as in transformers, but without its noise of 3e-5 standard deviations. All ranks read the same values.
 
     Args:
-        part: a tensor, or a slice of a file.
+        stored: a tensor, or a slice of a file.
         new: the new tokens.
     """
 
-    def __init__(self, part: Any, new: NewTokens) -> None:
-        self._part = part
+    def __init__(self, stored: Any, new: NewTokens) -> None:
+        self._stored = stored
         self._ids = new.ids
-        self._stored_rows, *self._row_shape = shape_of(part)
+        self._stored_rows, *self._row_shape = shape_of(stored)
         self._rows = new.count_rows(self._stored_rows)
-        self._mean = compute_row_mean(part)
+        self._mean = compute_row_mean(stored)
 
     @property
     def shape(self) -> list[int]:
@@ -82,26 +84,26 @@ class ExtendedWeight:
     def __getitem__(self, at: slice) -> torch.Tensor:
         begin, end, _ = at.indices(self._rows)
         stored_end = min(end, self._stored_rows)
-        values = self._mean.to(self._part[:1].dtype).expand(max(0, end - begin), *self._row_shape).clone()
+        values = self._mean.to(self._stored[:1].dtype).expand(max(0, end - begin), *self._row_shape).clone()
         if begin < stored_end:
-            values[: stored_end - begin] = self._part[begin:stored_end]
+            values[: stored_end - begin] = self._stored[begin:stored_end]
         # NB: the stored weight may already have rows for new tokens, which nothing has trained.
         new_rows = [token - begin for token in self._ids if begin <= token < end]
         values[new_rows] = self._mean.to(values)
         return values
 
 
-def shape_of(part: Any) -> list[int]:
+def shape_of(weight: Any) -> list[int]:
     """Return the shape of a tensor, of a slice of a file, or of an extended weight."""
-    return list(part.get_shape() if hasattr(part, "get_shape") else part.shape)
+    return list(weight.get_shape() if hasattr(weight, "get_shape") else weight.shape)
 
 
-def compute_row_mean(part: Any) -> torch.Tensor:
+def compute_row_mean(weight: Any) -> torch.Tensor:
     """Return the mean of the rows of a tensor or a slice of a file, fp32 [...]."""
-    rows, *row_shape = shape_of(part)
+    rows, *row_shape = shape_of(weight)
     total: torch.Tensor | None = None
     for begin in range(0, rows, _ROWS_PER_SUM):
-        summed = part[begin : begin + _ROWS_PER_SUM].double().sum(dim=0)
+        summed = weight[begin : begin + _ROWS_PER_SUM].double().sum(dim=0)
         total = summed if total is None else total + summed
     return torch.zeros(row_shape) if total is None else (total / rows).float()
 

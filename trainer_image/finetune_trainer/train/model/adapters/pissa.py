@@ -199,9 +199,13 @@ def _subtract_principal_part(layer: Any) -> None:
 
     In fp64, and rounded once: the result does not depend on the order of sums, which depends on the rows of a rank.
     """
-    right, left = (rows.gather_tensor(low_rank.initial).double() for low_rank in _low_rank_layers(layer))
+    low_rank_a, low_rank_b = _low_rank_layers(layer)
+    initial_a = rows.gather_tensor(low_rank_a.initial).double()
+    initial_b = rows.gather_tensor(low_rank_b.initial).double()
+    left, right = initial_b, initial_a
     if layer.fan_in_fan_out:
-        right, left = left.t(), right.t()
+        # The weight is stored transposed: (B0 A0)^T = A0^T B0^T.
+        left, right = initial_a.t(), initial_b.t()
     local_weight, local_slice = rows.local_rows(layer.get_base_layer().weight)
     with torch.no_grad():
         local_weight.copy_(local_weight.double() - layer.scaling[_ADAPTER] * (left[local_slice] @ right))

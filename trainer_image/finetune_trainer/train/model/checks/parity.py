@@ -237,10 +237,11 @@ def _compare(network: Network, device: torch.device, *, is_packed: bool, is_eage
     ]
     rows = [[0, 1]] if is_packed else [[0], [1]]
     changed_ending = np.append(second_document[:-1], other_document[:1])
-    # In each row one document: two documents, the second again with another last token, and both again with noise.
+    # In each row one document: two documents, the second again with another last token, and both again, to which noise is added.
     single_documents = probe.build_batch(
         [first_document, second_document, changed_ending], [[0], [1], [2], [0], [1]], device
     )
+    first_noisy_row = 3
 
     def compute(_: Network, _batch: pack.Batch, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return network.head.compute_logits(hidden), hidden
@@ -250,13 +251,12 @@ def _compare(network: Network, device: torch.device, *, is_packed: bool, is_eage
     ) -> tuple[torch.Tensor, torch.Tensor]:
         with (
             attention.use_eager_attention(network.base) if is_eager else nullcontext(),
-            _add_noise(network, first_row=3),
+            _add_noise(network, first_noisy_row),
         ):
             reference_logits = network.compute_model_logits(single_documents)
-        # Only the last positions: virtual tokens come first, and training has no logits of them.
-        return network.head.compute_logits(hidden), reference_logits[
-            :, -single_documents.input_ids.shape[1] :
-        ].float()
+        # Virtual tokens precede the tokens of the rows, and training has no logits of them.
+        row_length = single_documents.input_ids.shape[1]
+        return network.head.compute_logits(hidden), reference_logits[:, -row_length:].float()
 
     # NB: some models draw random numbers in evaluation too.
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
@@ -286,24 +286,24 @@ def _compare(network: Network, device: torch.device, *, is_packed: bool, is_eage
 
 
 def _relative_difference(logits: torch.Tensor, reference: torch.Tensor) -> float:
-    logits, reference = (each - each.mean(-1, keepdim=True) for each in (logits, reference))
+    logits = logits - logits.mean(-1, keepdim=True)
+    reference = reference - reference.mean(-1, keepdim=True)
     shares = (logits - reference).norm(dim=-1) / reference.norm(dim=-1)
     # Not the maximum: near-ties of a router may change the experts of single tokens. NB: the quantile of NaN and numbers is NaN.
     return float(shares.quantile(0.75))
 
 
 @contextmanager
-def _add_noise(network: Network, *, first_row: int) -> Iterator[None]:
-    """Add noise to the embeddings of all rows from `first_row`, as large as the rounding errors of all layers together."""
+def _add_noise(network: Network, first_noisy_row: int) -> Iterator[None]:
+    """Add noise to the embeddings of all rows from `first_noisy_row`, as large as the rounding errors of all layers together."""
     layers = len(decoder_layers(network))
 
     def add(_embedding: nn.Module, _inputs: object, words: torch.Tensor) -> torch.Tensor:
-        exact_words, noisy_words = words[:first_row], words[first_row:]
-        noise = torch.randn(noisy_words.shape, generator=torch.Generator().manual_seed(0)).to(noisy_words)
-        # Rounding errors are independent, so that they add up like the steps of a random walk.
-        return torch.cat(
-            [exact_words, noisy_words * (1 + noise * torch.finfo(words.dtype).eps * math.sqrt(layers))]
-        )
+        exact_words, other_words = words[:first_noisy_row], words[first_noisy_row:]
+        noise = torch.randn(other_words.shape, generator=torch.Generator().manual_seed(0)).to(other_words)
+        # The rounding errors of layers are independent, so that their sum grows with the square root of their number.
+        noisy_words = other_words * (1 + noise * torch.finfo(words.dtype).eps * math.sqrt(layers))
+        return torch.cat([exact_words, noisy_words])
 
     hook = network.base.get_input_embeddings().register_forward_hook(add)
     try:

@@ -57,9 +57,11 @@ class Verdict:
 
     @classmethod
     def of(cls, stored: Mapping[str, Any] | None) -> Verdict | None:
-        """Return the verdict in a checkpoint; None: the checkpoint has no verdict of this release."""
+        """Return the verdict in a checkpoint; None: the checkpoint has no verdict with all fields."""
         names = [field.name for field in fields(cls)]
-        return cls(*(stored[name] for name in names)) if stored and {*names} <= {*stored} else None
+        if stored is None or not all(name in stored for name in names):
+            return None
+        return cls(**{name: stored[name] for name in names})
 
     def matches(self, kind: Recomputation, key: str) -> bool:
         """Whether this is the result of `verify` for an activation checkpointing and a key."""
@@ -216,19 +218,17 @@ def _capture_calls(network: Network, device: torch.device) -> list[_Call]:
     """Run a forward pass, and return the call of the first layer of each class."""
     document, *_ = probe.build_documents(network.head.vocabulary)
     batch = probe.build_batch([document], [[0]], device)
-    # In reverse order, so that the first layer of a class replaces the later layers.
-    layers = {
-        _list_module_types(layer): (number, layer)
-        for number, layer in reversed([*enumerate(decoder_layers(network))])
-    }
+    first_layers: dict[tuple[Any, ...], tuple[int, nn.Module]] = {}
+    for layer_number, decoder_layer in enumerate(decoder_layers(network)):
+        first_layers.setdefault(_list_module_types(decoder_layer), (layer_number, decoder_layer))
     calls: list[_Call] = []
 
     def capture(number: int, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        floats = (
+        # The hidden states are the first argument by position, or else the first floating-point tensor among the arguments by name.
+        float_names = (
             name for name, value in kwargs.items() if torch.is_tensor(value) and value.is_floating_point()
         )
-        hidden_name = next(floats, None)
-        # The hidden states come first, by position or by name.
+        hidden_name = next(float_names, None)
         if args:
             hidden, forward = args[0], lambda states: layer.forward(states, *args[1:], **kwargs)
         elif hidden_name is not None:
@@ -244,7 +244,7 @@ def _capture_calls(network: Network, device: torch.device) -> list[_Call]:
 
     hooks = [
         layer.register_forward_pre_hook(partial(capture, number), with_kwargs=True)
-        for number, layer in layers.values()
+        for number, layer in first_layers.values()
     ]
     try:
         with network.no_grad_forward(lambda _network, _batch, hidden: (hidden, hidden)):
@@ -295,19 +295,19 @@ def _compare_layer(call: _Call, device: torch.device, options: Mapping[str, Any]
 @contextmanager
 def _prepare_layer(layer: nn.Module) -> Iterator[None]:
     """Gather a layer, and let it compute in training mode without its own recomputation."""
-    switches: list[Any] = [
+    checkpointed_modules: list[Any] = [
         module for module in layer.modules() if getattr(module, "gradient_checkpointing", False)
     ]
     if isinstance(layer, FSDPModule):
         layer.unshard()
-    for module in switches:
+    for module in checkpointed_modules:
         module.gradient_checkpointing = False
     layer.train()
     try:
         yield
     finally:
         layer.eval()
-        for module in switches:
+        for module in checkpointed_modules:
             module.gradient_checkpointing = True
         if isinstance(layer, FSDPModule):
             layer.reshard()
@@ -361,10 +361,10 @@ def _describe_difference(
     """
     layer_norm = math.hypot(*(_norm(gradient) for gradient in plain.values()))
     for name, gradient in plain.items():
-        magnitude = _norm(gradient) + _MIN_GRADIENT_SHARE * layer_norm
         if not math.isfinite(noise[name]):
-            # It overflows in FP16, where training skips the step: there is nothing to compare.
+            # The gradient overflows in FP16, where training skips the step: there is nothing to compare.
             continue
+        magnitude = _norm(gradient) + _MIN_GRADIENT_SHARE * layer_norm
         rounding = _ROUNDING_ERRORS * torch.finfo(gradient.dtype).eps * magnitude
         # A gradient that recomputation does not compute differs by its whole magnitude.
         distance = _distance(recomputed[name], gradient) if name in recomputed else magnitude

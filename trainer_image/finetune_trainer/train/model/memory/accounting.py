@@ -6,6 +6,7 @@ chunks (torch 2.13). tests/unit/trainer/test_plan.py compares both where the tra
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections import defaultdict
 from contextlib import ExitStack, contextmanager
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 # Kinds of memory. Working memory is everything that passes between operations, including gradients of activations.
 KINDS = ("parameters", "gradients", "optimizer", "gathered", "activations", "working")
-# The CUDA caching allocator hands out multiples of this many bytes.
+# The CUDA caching allocator allocates multiples of this many bytes.
 _BLOCK_BYTES = 512
 _COLLECTIVE_NAMESPACES = ("c10d", "_c10d_functional")
 _NOT_COLLECTIVES = {"wait_tensor", "barrier", "monitored_barrier_"}
@@ -69,11 +70,13 @@ class Accounting(TorchDispatchMode):
         """Names of the operations after which the CPU waited for the GPU."""
         self._device = device
         self._collective_sizes: dict[str, list[int]] = defaultdict(list)
+        # Storages are numbered in the order of their allocation. The number of each live storage, by its address.
+        self._numbers: dict[int, int] = {}
         # Allocations, frees and resizes in their order: a storage's number, and by how many bytes it grew.
         self._changes: list[tuple[int, int]] = []
+        # Bytes by the storage's number; 0 after it is freed.
         self._sizes: dict[int, int] = {}
-        # The number of each storage that lives, by its address.
-        self._numbers: dict[int, int] = {}
+        # One of KINDS, by the storage's number; without a kind, a storage is working memory.
         self._kinds: dict[int, str] = {}
         self._patches = ExitStack()
         self._shape_propagation = _ShapePropagation()
@@ -104,17 +107,19 @@ class Accounting(TorchDispatchMode):
         """
         optimizer_storages = {number for number, kind in self._kinds.items() if kind == "optimizer"}
         optimizer_bytes = sum(self._sizes[number] for number in optimizer_storages)
+        other_changes = [
+            (number, growth) for number, growth in self._changes if number not in optimizer_storages
+        ]
         used_bytes = peak_bytes = optimizer_bytes
-        peak_index = 0
-        for index, (number, change) in enumerate(self._changes):
-            used_bytes += 0 if number in optimizer_storages else change
+        changes_until_peak = 0
+        for count, (_, growth) in enumerate(other_changes, start=1):
+            used_bytes += growth
             if used_bytes > peak_bytes:
-                peak_bytes, peak_index = used_bytes, index + 1
+                peak_bytes, changes_until_peak = used_bytes, count
         bytes_by_kind = dict.fromkeys(KINDS, 0)
         bytes_by_kind["optimizer"] = optimizer_bytes
-        for number, change in self._changes[:peak_index]:
-            if number not in optimizer_storages:
-                bytes_by_kind[self._kinds.get(number, "working")] += change
+        for number, growth in other_changes[:changes_until_peak]:
+            bytes_by_kind[self._kinds.get(number, "working")] += growth
         return bytes_by_kind
 
     def __enter__(self) -> Self:
@@ -136,7 +141,7 @@ class Accounting(TorchDispatchMode):
             return NotImplemented
         if self._shape_propagation.is_running:
             return func(*args, **(kwargs or {}))
-        if func in _BLOCKING_OPERATIONS and not _is_nonblocking(args, kwargs or {}):
+        if _is_blocking(func, args, kwargs or {}):
             self.waits.append(str(func))
         output = func(*args, **(kwargs or {}))
         if func.namespace in _COLLECTIVE_NAMESPACES:
@@ -167,10 +172,10 @@ class Accounting(TorchDispatchMode):
         return number
 
     def _record_size(self, number: int, size: int) -> None:
-        size = -(-size // _BLOCK_BYTES) * _BLOCK_BYTES
-        if size != self._sizes[number]:
-            self._changes.append((number, size - self._sizes[number]))
-            self._sizes[number] = size
+        allocated = math.ceil(size / _BLOCK_BYTES) * _BLOCK_BYTES
+        if allocated != self._sizes[number]:
+            self._changes.append((number, allocated - self._sizes[number]))
+            self._sizes[number] = allocated
 
     def _record_free(self, address: int) -> None:
         self._record_size(self._numbers.pop(address), 0)
@@ -217,10 +222,14 @@ class _ShapePropagation:
         self.is_running = False
 
 
-def _is_nonblocking(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether an operation does not wait: its output size is an argument, or its input is a constant on the host."""
-    return kwargs.get("output_size") is not None or getattr(args[0], "constant", None) is not None
+def _is_blocking(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether the CPU waits for the result of an operation."""
+    if func not in _BLOCKING_OPERATIONS:
+        return False
+    is_size_an_argument = kwargs.get("output_size") is not None
+    is_constant_on_host = getattr(args[0], "constant", None) is not None
+    return not is_size_an_argument and not is_constant_on_host
 
 
 def _address(storage: torch.UntypedStorage) -> int:
-    return int(storage._cdata)  # noqa: SLF001 - what tells storages apart
+    return int(storage._cdata)  # noqa: SLF001 - identifies a storage, also a fake one

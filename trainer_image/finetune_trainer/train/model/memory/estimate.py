@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from finetune_trainer.train.runtime.distributed import World
 
 GIB = 2**30
+_FP32_BYTES = 4
 # Two moments, each a code of one byte and an fp32 scale for every 256 codes.
 _EIGHT_BIT_MOMENTS_BYTES = 2 * (1 + 4 / 256)
 # Activations that a layer keeps per token, in units of width x bytes per number, without attention weights (counted as in
@@ -95,9 +96,10 @@ def estimate(
 
 @dataclass(frozen=True)
 class _Step:
-    """A step of one rank. Each method estimates the memory of one phase, in the order of the step.
+    """A step of one rank. The first five methods estimate the memory of one phase each, in the order of the step.
 
-    tokens: tokens in a batch. logits: logits in a chunk of the loss.
+    tokens: tokens in a batch.
+    logits: logits in a chunk of the loss.
     """
 
     shape: Shape
@@ -119,7 +121,7 @@ class _Step:
         return replace(
             baseline,
             # An fp32 sum over the chunks, and the gradient of one chunk.
-            gradients=baseline.gradients + (4 + self.compute_bytes) * self.shape.head,
+            gradients=baseline.gradients + (_FP32_BYTES + self.compute_bytes) * self.shape.head,
             activations=self.activations,
             gathered=baseline.gathered + self.compute_bytes * self.output,
             logits=_bytes_per_logit(self.recipe) * self.logits,
@@ -140,8 +142,11 @@ class _Step:
         """The last layer is recomputed in full, and its gradient computed, while the next one is gathered."""
         baseline, shape = self.baseline, self.shape
         # The gradient of an untied output layer is being reduced; a tied layer's gradient waits for the embedding's.
-        output_gradient = self.compute_bytes * shape.head if shape.tied else 4 * shape.output_trained
-        layer_gradient = (self.compute_bytes + 4) * self.trained_layer
+        output_gradient = (
+            self.compute_bytes * shape.head if shape.tied else _FP32_BYTES * shape.output_trained
+        )
+        # As the backward pass computes it, and its fp32 copy that is reduced.
+        layer_gradient = (self.compute_bytes + _FP32_BYTES) * self.trained_layer
         layer_activations = estimate_activation_bytes(shape, self.tokens, self.compute_bytes, "None")
         return replace(
             baseline,
@@ -153,7 +158,8 @@ class _Step:
     def reduce_embedding(self) -> Estimate:
         """The gradient of the embedding is reduced, by a copy in an fp32 buffer: the backward pass ends."""
         baseline, shape = self.baseline, self.shape
-        reduced = (self.compute_bytes + 4) * shape.embedding_trained + self.compute_bytes * shape.copied
+        embedding_gradient = (self.compute_bytes + _FP32_BYTES) * shape.embedding_trained
+        reduced = embedding_gradient + self.compute_bytes * shape.copied
         return replace(baseline, gradients=self.all_gradients, gathered=max(baseline.gathered, reduced))
 
     @cached_property
@@ -161,7 +167,9 @@ class _Step:
         """The memory that a rank uses throughout the step."""
         shape = self.shape
         frozen = shape.parameters - shape.trained - shape.unsharded
-        sharded = self.trained_bytes * shape.trained + self.compute_bytes * frozen + 4 * shape.initial
+        sharded = (
+            self.trained_bytes * shape.trained + self.compute_bytes * frozen + _FP32_BYTES * shape.initial
+        )
         always_gathered = self.embedding if shape.tied else 0
         return Estimate(
             weights=sharded / self.shards + self.compute_bytes * shape.teacher + shape.unsharded_bytes,
@@ -192,7 +200,8 @@ class _Step:
         """Bytes of the gradients of all trained weights."""
         # With HSDP and DDP, gradients accumulate in fp32 until they are summed over the replicas.
         in_fp32 = self.is_accumulating and self.recipe.distributed.strategy != "FSDP"
-        return (4 if in_fp32 else self.trained_bytes) * self.shape.trained / self.shards
+        number_bytes = _FP32_BYTES if in_fp32 else self.trained_bytes
+        return number_bytes * self.shape.trained / self.shards
 
     @property
     def activations(self) -> float:
@@ -258,12 +267,13 @@ def _optimizer_bytes(shape: Shape, recipe: Recipe) -> float:
 
     AdamW8bit has two moments too: in fp32 for embeddings, in 8 bits for all other weights, as if none were small.
     """
-    kind = recipe.training.optimizer.type
+    kind, adamw_bytes = recipe.training.optimizer.type, 2 * _FP32_BYTES
     if kind == "Muon":
-        return 4 * shape.matrices + 8 * (shape.trained - shape.matrices)
+        # The numbers outside the matrices are trained by AdamW.
+        return _FP32_BYTES * shape.matrices + adamw_bytes * (shape.trained - shape.matrices)
     if kind == "AdamW8bit":
-        return 8 * shape.embeddings + _EIGHT_BIT_MOMENTS_BYTES * (shape.trained - shape.embeddings)
-    return 8 * shape.trained
+        return adamw_bytes * shape.embeddings + _EIGHT_BIT_MOMENTS_BYTES * (shape.trained - shape.embeddings)
+    return adamw_bytes * shape.trained
 
 
 def estimate_staged_bytes(shape: Shape, recipe: Recipe, *, shards: int) -> float:
@@ -271,7 +281,8 @@ def estimate_staged_bytes(shape: Shape, recipe: Recipe, *, shards: int) -> float
     if recipe.checkpoint is None or recipe.checkpoint.mode != "Async":
         return 0.0
     trained_bytes: int = precision.trained_dtype(recipe.training).itemsize
-    return (trained_bytes * shape.trained + 4 * shape.initial + _optimizer_bytes(shape, recipe)) / shards
+    weight_bytes = trained_bytes * shape.trained + _FP32_BYTES * shape.initial
+    return (weight_bytes + _optimizer_bytes(shape, recipe)) / shards
 
 
 def count_shards(recipe: Recipe, world: World) -> int:

@@ -45,11 +45,13 @@ def read_memory_limit(world: World) -> float:
     if world.card is not None:
         return float(world.card.memory)
     limits = []
+    # `int` raises ValueError for `max`, the value of a cgroup without a limit.
     with suppress(OSError, ValueError):
         limits.append(int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="utf-8")))
     with suppress(OSError, ValueError, StopIteration):
         lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
-        limits.append(1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemTotal:")))
+        total_kib = next(int(line.split()[1]) for line in lines if line.startswith("MemTotal:"))
+        limits.append(1024 * total_kib)
     return min(limits) / world.local_size if limits else float("inf")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
     from finetune_trainer.train.model.network.trained_network import Network
 
-_FOUR_BIT_NUMBER_BYTES = 4.5 / 8
+# Four bits a number and an fp32 constant every 64 numbers, without double quantization, which makes the constants smaller (Dettmers et al.,
+# arXiv:2305.14314, section 3).
+_FOUR_BIT_NUMBER_BYTES = (4 + 32 / 64) / 8
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,7 @@ class Shape:
     """Parameters of the teacher on a rank: its shard, with two layers and the output layer gathered."""
     layers: int
     width: int
+    """The hidden size."""
     feed_forward: int
     """Width of a token between the products of a feed-forward layer."""
     embedding: int
@@ -103,9 +106,7 @@ class Shape:
             output=_count_numbers(head_weights),
             output_trained=_count_numbers(head_weights, trained=True),
             tied=tied,
-            copied=2 * embedding.token_adapter.base_layer.weight.numel()
-            if hasattr(embedding, "token_adapter")
-            else 0,
+            copied=_count_copied_numbers(embedding),
             head=_count_numbers(network.head.parameters(), trained=True),
             vocabulary=network.head.vocabulary,
             matrices=sum(weight.numel() for weight in muon.find_muon_matrices(network)),
@@ -122,6 +123,13 @@ class Shape:
 def _count_numbers(weights: Iterable[nn.Parameter], *, trained: bool = False) -> int:
     """Count the numbers in parameters, or only in the trained parameters."""
     return sum(weight.numel() for weight in weights if weight.requires_grad or not trained)
+
+
+def _count_copied_numbers(embedding: Any) -> int:
+    """Count the numbers in peft's copy of the embedding, if it has trained rows of new tokens, and in the gradient of the copy."""
+    if not hasattr(embedding, "token_adapter"):
+        return 0
+    return 2 * int(embedding.token_adapter.base_layer.weight.numel())
 
 
 def _count_teacher_numbers(teacher: Network, ranks: int) -> int:
@@ -147,15 +155,10 @@ def _find_packed_weights(network: Network) -> set[nn.Parameter]:
 
 
 def _compute_stored_bytes(network: Network, packed_weights: set[nn.Parameter]) -> float:
-    """Return the bytes of a frozen base in four bits: the same, whether its weights are already packed or not.
-
-    Four bits a number and an fp32 constant every 64, which double quantization reduces (Dettmers et al.,
-    arXiv:2305.14314, section 3).
-    """
+    """Return the bytes of a frozen base in four bits, also if `packed_weights` are on the meta device and not packed yet."""
     stored_bytes = 0.0
     for weight in network.base.parameters():
         if not weight.requires_grad:
-            stored_bytes += weight.numel() * (
-                _FOUR_BIT_NUMBER_BYTES if weight in packed_weights else weight.element_size()
-            )
+            number_bytes = _FOUR_BIT_NUMBER_BYTES if weight in packed_weights else weight.element_size()
+            stored_bytes += weight.numel() * number_bytes
     return stored_bytes

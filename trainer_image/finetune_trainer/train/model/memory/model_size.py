@@ -33,27 +33,26 @@ def count_parameters(model: Model, directory: Path) -> int:
     """
     folder = download.fetch_config(model.base, directory, revision=model.revision, cache=Cache.of(model))
     estimated = _estimate(folder / "config.json")
-    return (
-        estimated
-        if estimated is not None and estimated < _MAX_ESTIMATED_PARAMETERS
-        else _count(model, folder)
-    )
+    if estimated is not None and estimated < _MAX_ESTIMATED_PARAMETERS:
+        return estimated
+    return _count(model, folder)
 
 
 def _estimate(path: Path) -> int | None:
     """Estimate how many parameters a decoder with this config has; None: the config lacks the usual fields."""
     try:
         config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        width, layers, vocabulary = (
-            int(config[name]) for name in ("hidden_size", "num_hidden_layers", "vocab_size")
-        )
-        heads, feed_forward = int(config["num_attention_heads"]), int(config["intermediate_size"])
+        width, vocabulary = int(config["hidden_size"]), int(config["vocab_size"])
+        layers, heads = int(config["num_hidden_layers"]), int(config["num_attention_heads"])
+        feed_forward = int(config["intermediate_size"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    attention = 4 * width * max(width, heads * int(config.get("head_dim") or 0))
-    return 2 * vocabulary * width + layers * (
-        attention + 3 * width * feed_forward * max(1, experts.count_per_layer(config.get))
-    )
+    # The projections of queries, keys, values and outputs.
+    attention_parameters = 4 * width * max(width, heads * int(config.get("head_dim") or 0))
+    # The gate, up and down projections of each expert.
+    feed_forward_parameters = 3 * width * feed_forward * max(1, experts.count_per_layer(config.get))
+    embedding_and_head_parameters = 2 * vocabulary * width
+    return embedding_and_head_parameters + layers * (attention_parameters + feed_forward_parameters)
 
 
 def _count(model: Model, folder: Path) -> int:

@@ -1,4 +1,4 @@
-"""Model FLOPs, peak FLOP/s of GPUs, and peak memory."""
+"""Counts the model FLOPs of a step, and reads the peak FLOP/s and the peak memory of a GPU."""
 
 from __future__ import annotations
 
@@ -45,19 +45,17 @@ class Flops:
 
     def __init__(self, network: Network) -> None:
         config = network.base.config.get_text_config()
-        embedding, head = (
-            {id(weight) for weight in end.parameters()}
-            for end in (network.base.get_input_embeddings(), network.head)
-        )
-        used_share = _share_of_used_experts(network)
-        # The original of a layer in modulesToSave is still a part of the model, but computes nothing.
-        self._flops_per_token = sum(
-            (6.0 if weight.requires_grad else 4.0)
-            * count_numbers(weight)
-            * (used_share if ".experts." in name else 1.0)
-            for name, weight in network.base.named_parameters()
-            if ".original_module." not in name and id(weight) not in embedding - head
-        )
+        embedding_ids = {id(weight) for weight in network.base.get_input_embeddings().parameters()}
+        untied_embedding_ids = embedding_ids - {id(weight) for weight in network.head.parameters()}
+        share_of_used_experts = _share_of_used_experts(network)
+        self._flops_per_token = 0.0
+        for name, weight in network.base.named_parameters():
+            # The original of a layer in modulesToSave is still a part of the model, but computes nothing.
+            if ".original_module." in name or id(weight) in untied_embedding_ids:
+                continue
+            used_share = share_of_used_experts if ".experts." in name else 1.0
+            flops_per_number = 6.0 if weight.requires_grad else 4.0
+            self._flops_per_token += flops_per_number * count_numbers(weight) * used_share
         self._flops_per_pair: float = 12.0 * config.num_hidden_layers * config.hidden_size
 
     def count(self, tokens: float, attended: float) -> float:
@@ -73,8 +71,11 @@ class Flops:
 def _share_of_used_experts(network: Network) -> float:
     read_field = experts.field_reader(network.base.config.get_text_config())
     expert_count = experts.count_per_layer(read_field)
-    # NB: without a number in the config, all experts count as used.
-    return (experts.count_per_token(read_field) or expert_count) / expert_count if expert_count else 1.0
+    if not expert_count:
+        return 1.0
+    # NB: if the config does not have the experts per token, all experts count as used.
+    used_experts = experts.count_per_token(read_field) or expert_count
+    return used_experts / expert_count
 
 
 def count_numbers(weight: torch.Tensor) -> int:

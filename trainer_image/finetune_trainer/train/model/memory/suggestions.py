@@ -80,8 +80,9 @@ def suggest_changes(shape: Shape, recipe: Recipe, world: World, *, row_tokens: i
 
 def _suggest_optimizer(recipe: Recipe, fits: Callable[[Training], bool]) -> list[str]:
     """Describe the first smaller optimizer that fits, preferring to keep the precision of the weights."""
-    # BF16 weights, in the second optimizer, require precision BF16.
-    for fields in _SMALLER_OPTIMIZERS if recipe.training.precision == "BF16" else _SMALLER_OPTIMIZERS[:1]:
+    # The BF16 weights of the second optimizer require precision BF16.
+    optimizers = _SMALLER_OPTIMIZERS if recipe.training.precision == "BF16" else _SMALLER_OPTIMIZERS[:1]
+    for fields in optimizers:
         smaller_optimizer = recipe.training.optimizer.model_copy(update={**fields, "momentum": None})
         if fits(recipe.training.model_copy(update={"optimizer": smaller_optimizer})):
             settings = " with ".join(f"{name} {value}" for name, value in fields.items())

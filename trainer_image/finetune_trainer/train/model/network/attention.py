@@ -52,8 +52,10 @@ def isolate(model: PreTrainedModel, *, card: Card | None, half: bool, soft_promp
         soft_prompt: whether virtual tokens precede the documents; in isolation, documents would not attend to them.
     """
     config = model.config.get_text_config()
-    # NB: only the kernel of GPUs needs values as wide as keys; no config has a field with an empty name.
-    unsupported_options = ("attn_logit_softcapping", "attn_temperature_tuning", "v_head_dim" if card else "")
+    unsupported_options = ["attn_logit_softcapping", "attn_temperature_tuning"]
+    if card:
+        # NB: the kernel of GPUs requires values as wide as keys.
+        unsupported_options.append("v_head_dim")
     # NB: models with attention sinks or soft caps do not support SDPA.
     is_plain = model._supports_sdpa and not any(getattr(config, name, None) for name in unsupported_options)  # noqa: SLF001
     is_isolated = (
@@ -94,8 +96,9 @@ def use_eager_attention(model: PreTrainedModel) -> Iterator[None]:
 
 def _has_attention_alone(model: PreTrainedModel) -> bool:
     """Whether tokens interact only through transformers' attention interface, not through recurrent layers."""
-    kinds = set(getattr(model.config.get_text_config(), "layer_types", None) or ())
-    is_recurrent = getattr(model, "_is_stateful", False) or not kinds <= _ATTENTION_LAYER_TYPES
+    layer_types = set(getattr(model.config.get_text_config(), "layer_types", None) or ())
+    other_layer_types = layer_types - _ATTENTION_LAYER_TYPES
+    is_recurrent = getattr(model, "_is_stateful", False) or bool(other_layer_types)
     return bool(model._supports_attention_backend) and not is_recurrent  # noqa: SLF001
 
 
@@ -129,7 +132,7 @@ def has_attention_dropout(model: nn.Module) -> bool:
 
 
 def _attention_layers(model: nn.Module) -> Iterator[nn.Module]:
-    """Return the attention layers, by the class names of transformers."""
+    """Return the attention layers: transformers has `Attention` in the names of their classes."""
     return (module for module in model.modules() if "Attention" in type(module).__name__)
 
 
@@ -209,6 +212,7 @@ def _attend_on_gpu(
 def _attend_on_cpu(
     states: list[torch.Tensor], cu_seqlens: torch.Tensor, window: int | None, options: dict[str, Any]
 ) -> torch.Tensor:
+    # Batches for compiled layers end in empty documents.
     lengths = [length for length in cu_seqlens.diff().tolist() if length]
     parts = []
     for document in zip(*(each.split(lengths) for each in states), strict=True):

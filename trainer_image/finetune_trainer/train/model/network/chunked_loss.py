@@ -66,16 +66,16 @@ class _SummedLoss(torch.autograd.Function):
         hidden: torch.Tensor,
         *parameters: torch.Tensor,
     ) -> torch.Tensor:
-        half = hidden.dtype == torch.float16
+        is_fp16 = hidden.dtype == torch.float16
         total = hidden.new_zeros((), dtype=torch.float32)
-        hidden_gradient = torch.zeros_like(hidden, dtype=torch.float32 if half else hidden.dtype)
+        hidden_gradient = torch.zeros_like(hidden, dtype=torch.float32 if is_fp16 else hidden.dtype)
         # NB: the sum over chunks is fp32; bf16 would lose small terms.
         sums = [torch.zeros_like(parameter, dtype=torch.float32) for parameter in parameters]
         for chunk in iterate_chunks(len(hidden), size):
             with torch.enable_grad():
                 states = hidden[chunk].detach().requires_grad_()
                 scale = None
-                if half:
+                if is_fp16:
                     loss, gradients, scale = _compute_scaled_gradients(
                         score, logits(states), chunk, [states, *parameters]
                     )
@@ -84,8 +84,9 @@ class _SummedLoss(torch.autograd.Function):
                     loss = score(logits(states), chunk)
                     gradients = torch.autograd.grad(loss, [states, *parameters])
             total += loss.detach()
-            for total_gradient, gradient in zip((hidden_gradient[chunk], *sums), gradients, strict=True):
-                total_gradient.add_(gradient if scale is None else gradient.float().div_(scale))
+            # The gradient of the hidden states is written to its chunk; the gradients of the parameters are summed over the chunks.
+            for gradient_sum, gradient in zip((hidden_gradient[chunk], *sums), gradients, strict=True):
+                gradient_sum.add_(gradient if scale is None else gradient.float().div_(scale))
         context.dtypes = [each.dtype for each in (hidden, *parameters)]
         context.save_for_backward(hidden_gradient, *sums)
         return total
@@ -96,7 +97,10 @@ class _SummedLoss(torch.autograd.Function):
         hidden_gradient, *sums = context.saved_tensors
         hidden_dtype, *dtypes = context.dtypes
         # NB: scaled in fp32 and rounded once; a rounded scale would bias the gradient.
-        parameter_gradients = (total.mul_(scale).to(dtype) for total, dtype in zip(sums, dtypes, strict=True))
+        parameter_gradients = (
+            gradient_sum.mul_(scale).to(dtype) for gradient_sum, dtype in zip(sums, dtypes, strict=True)
+        )
+        # `score`, `logits` and `size` have no gradients.
         return None, None, None, (hidden_gradient * scale).to(hidden_dtype), *parameter_gradients
 
 
@@ -116,6 +120,7 @@ def _compute_scaled_gradients(
 
 def _choose_scale(gradients: torch.Tensor) -> torch.Tensor:
     """Return the power of two that brings the largest of some gradients near `_MAX_GRADIENT`, a scalar on the device."""
+    # The minimum avoids a division by zero.
     largest = gradients.abs().amax().clamp(min=2.0**-100)
     return torch.exp2(torch.log2(_MAX_GRADIENT / largest).floor())
 

@@ -11,7 +11,7 @@ from finetune_trainer.pod.exit_status import RecipeRefusedError
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-# Fields of layers, for example `attention_dropout`, `layerdrop`, `resid_pdrop`; and `jitter_noise` of the inputs of experts.
+# Parts of the names of fields: `attention_dropout`, `layerdrop` or `resid_pdrop` of layers, and `jitter_noise` of the inputs of experts.
 _RANDOM_FIELDS = ("drop", "jitter")
 # Models that choose experts at random in training, by a parameter that cannot be set to 0, because evaluations use it too.
 _MODELS_WITH_RANDOM_ROUTERS = ("phimoe",)

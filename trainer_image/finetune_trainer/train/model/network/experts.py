@@ -25,32 +25,35 @@ def field_reader(config: PreTrainedConfig) -> Config:
     return lambda name: getattr(config, name, None)
 
 
-def count_per_layer(config: Config) -> int:
+def count_per_layer(read_field: Config) -> int:
     """Return the number of experts of a layer; 0 if the model has no experts."""
-    return _read_first(config, _PER_LAYER_FIELDS)
+    return _read_first(read_field, _PER_LAYER_FIELDS)
 
 
-def count_per_token(config: Config) -> int:
+def count_per_token(read_field: Config) -> int:
     """Return the number of experts of a layer that a token is sent to; 0 if the model has no experts."""
-    return _read_first(config, _PER_TOKEN_FIELDS) if count_per_layer(config) else 0
+    return _read_first(read_field, _PER_TOKEN_FIELDS) if count_per_layer(read_field) else 0
 
 
-def compute_feed_forward_width(config: Config) -> int:
+def compute_feed_forward_width(read_field: Config) -> int:
     """Return the width of a token between the products of a feed-forward layer, summed over all experts that the token uses."""
-    default_width = _read_first(config, ("intermediate_size",)) or 4 * int(config("hidden_size"))
-    experts_per_token = count_per_token(config)
+    # Without the field, four times the hidden size, as in GPT-2.
+    default_width = _read_first(read_field, ("intermediate_size",)) or 4 * int(read_field("hidden_size"))
+    experts_per_token = count_per_token(read_field)
     if not experts_per_token:
         return default_width
-    expert_width = _read_first(config, ("moe_intermediate_size",)) or default_width
-    dense_width = default_width if config("model_type") in _MODELS_WITH_DENSE_LAYER else 0
-    return (
-        (experts_per_token + _read_first(config, _SHARED_COUNT_FIELDS)) * expert_width
-        + _read_first(config, _SHARED_SIZE_FIELDS)
-        + dense_width
-    )
+    expert_width = _read_first(read_field, ("moe_intermediate_size",)) or default_width
+    experts = experts_per_token + _read_first(read_field, _SHARED_COUNT_FIELDS)
+    shared_width = _read_first(read_field, _SHARED_SIZE_FIELDS)
+    dense_width = default_width if read_field("model_type") in _MODELS_WITH_DENSE_LAYER else 0
+    return experts * expert_width + shared_width + dense_width
 
 
-def _read_first(config: Config, names: tuple[str, ...]) -> int:
-    value = next((value for name in names if (value := config(name))), 0)
-    # Some configs have a number for each layer.
-    return max(value) if isinstance(value, list | tuple) else int(value)
+def _read_first(read_field: Config, names: tuple[str, ...]) -> int:
+    """Return the value of the first field that is set; 0 if none is."""
+    for name in names:
+        value = read_field(name)
+        if value:
+            # Some configs have a number for each layer.
+            return max(value) if isinstance(value, list | tuple) else int(value)
+    return 0

@@ -27,8 +27,8 @@ def check_causal(config: Any, what: str) -> None:
         return
     if getattr(config, "is_encoder_decoder", False):
         kind = "an encoder-decoder model"
-    # Encoder families whose layers can also be decoders have both fields. GPT-NeoX is a decoder, and has only the first, unused:
-    # without the second, a model counts as a decoder.
+    # Encoders whose layers can also be decoders have both `add_cross_attention` and `is_decoder`. GPT-NeoX, a decoder, has an unused
+    # `add_cross_attention`, but no `is_decoder`: without it, a model counts as a decoder.
     elif hasattr(config, "add_cross_attention") and not getattr(config, "is_decoder", True):
         kind = "an encoder (is_decoder is false in its config.json)"
     elif type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:

@@ -60,7 +60,8 @@ class Head(nn.Module):
             # HyperCLOVA X multiplies where other models divide.
             factors.append(divisor if config.model_type == "hyperclovax" else 1 / divisor)
         for factor in factors:
-            logits = logits if factor is None else logits * factor
+            if factor is not None:
+                logits = logits * factor
         # RecurrentGemma has its own name for the cap.
         cap = getattr(config, "final_logit_softcapping", None) or getattr(config, "logits_soft_cap", None)
         return torch.tanh(logits / cap) * cap if cap else logits

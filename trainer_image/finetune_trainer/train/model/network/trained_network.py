@@ -109,6 +109,8 @@ class Network(nn.Module):
     def no_grad_forward(self, computation: Computation | None = None) -> Iterator[None]:
         """Run forward passes in evaluation mode and without gradients, of the objective or of another computation.
 
+        The network stays in evaluation mode; `loop.take_step` returns it to training mode.
+
         NB: code that expects sharded parameters fails where they are gathered, so they are sharded again at the end.
         """
         self._computation = computation
@@ -128,9 +130,8 @@ class Network(nn.Module):
     @property
     def tied(self) -> bool:
         """Whether the embedding and the output layer share a weight."""
-        ends = (self.base.get_input_embeddings(), self.head)
-        embedding_ids, head_ids = ({id(weight) for weight in end.parameters()} for end in ends)
-        return bool(embedding_ids & head_ids)
+        embedding_ids = {id(weight) for weight in self.base.get_input_embeddings().parameters()}
+        return any(id(weight) in embedding_ids for weight in self.head.parameters())
 
     def compute_hidden_states(self, batch: Batch) -> torch.Tensor:
         """Return the last hidden states of a batch [rows, length, width]."""
@@ -238,18 +239,21 @@ def is_linear(module: nn.Module) -> bool:
 
 def find_towers(model: PreTrainedModel) -> list[str]:
     """Return the names of the modules that do not process text: image and audio towers and their projectors."""
-    ends = (decoder_of(model), model.get_output_embeddings())
+    text_modules = (decoder_of(model), model.get_output_embeddings())
 
-    def outside(name: str, module: nn.Module) -> Iterator[str]:
-        if any(module is end for end in ends):
+    def is_text_module(module: nn.Module) -> bool:
+        return any(module is text_module for text_module in text_modules)
+
+    def iterate_towers(name: str, module: nn.Module) -> Iterator[str]:
+        if is_text_module(module):
             return
-        if not any(part is end for part in module.modules() for end in ends):
+        if not any(is_text_module(part) for part in module.modules()):
             yield name
             return
-        for child, part in module.named_children():
-            yield from outside(f"{name}.{child}" if name else child, part)
+        for child_name, child in module.named_children():
+            yield from iterate_towers(f"{name}.{child_name}" if name else child_name, child)
 
-    return [*outside("", model)]
+    return [*iterate_towers("", model)]
 
 
 def trained_parameters(model: nn.Module) -> list[nn.Parameter]:

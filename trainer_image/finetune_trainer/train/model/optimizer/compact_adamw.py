@@ -121,11 +121,13 @@ class CompactAdamW(torch.optim.Optimizer):
 
     def _find_moment(self, state: dict[str, torch.Tensor], name: str, device: torch.device) -> _Moment:
         """Return this rank's rows of a moment, with the values of its codes on the device if it is quantized."""
-        scales, signed = state.get(f"{name}_scale"), name == "exp_avg"
+        scales = state.get(f"{name}_scale")
         local_values, _ = local_rows(state[name])
         if scales is None:
             return _Moment(_as_rows(local_values), None, None)
         local_scales, _ = local_rows(scales)
+        # The second moment is a mean of squares.
+        signed = name == "exp_avg"
         if (device, signed) not in self._code_values:
             self._code_values[device, signed] = torch.tensor(
                 compute_code_values(signed=signed), device=device
@@ -144,10 +146,10 @@ class CompactAdamW(torch.optim.Optimizer):
         )
         for name in ("exp_avg", "exp_avg_sq"):
             if is_quantized:
-                scales = (*weight.shape[:-1], weight.shape[-1] // block)
-                # NB: code 0 does not stand for the number 0, but times the scale of 0 every number is 0.
+                scales_shape = (*weight.shape[:-1], weight.shape[-1] // block)
+                # NB: the value of code 0 is not 0, but a number is the product of its code's value and its scale, which is 0 here.
                 state[name] = _allocate_zeros(weight, weight.shape, torch.uint8)
-                state[f"{name}_scale"] = _allocate_zeros(weight, scales, torch.float32)
+                state[f"{name}_scale"] = _allocate_zeros(weight, scales_shape, torch.float32)
             else:
                 state[name] = _allocate_zeros(weight, weight.shape, torch.float32)
         return state
@@ -155,7 +157,12 @@ class CompactAdamW(torch.optim.Optimizer):
 
 @dataclass(frozen=True)
 class _Moment:
-    """This rank's rows of a moment: fp32 values, or codes with scales and the values that codes stand for."""
+    """This rank's rows of a moment.
+
+    values: the moment in fp32; with scales, its 8-bit codes.
+    scales: the scale of each block of codes, fp32 [rows, blocks]; None: the moment is not quantized.
+    code_values: the value of each code, fp32 [256].
+    """
 
     values: torch.Tensor
     scales: torch.Tensor | None
@@ -217,8 +224,10 @@ def round_stochastically(values: torch.Tensor, noise: torch.Generator) -> torch.
     random_bits = torch.randint(
         0, 1 << 16, values.shape, generator=noise, dtype=torch.int32, device=values.device
     )
-    # bf16 is the upper half of fp32: a random addend carries over with the probability of the lower half.
-    return ((values.view(torch.int32) + random_bits) & -(1 << 16)).view(torch.float32).bfloat16()
+    # bf16 is the upper half of fp32: a random addend carries into it with a probability proportional to the lower half, which is then
+    # cleared.
+    upper_half = -(1 << 16)
+    return ((values.view(torch.int32) + random_bits) & upper_half).view(torch.float32).bfloat16()
 
 
 def _allocate_zeros(like: torch.Tensor, shape: Any, dtype: torch.dtype) -> torch.Tensor:
@@ -250,7 +259,7 @@ def _iterate_parts(values: torch.Tensor) -> Iterator[slice]:
 
 @cache
 def compute_code_values(*, signed: bool) -> tuple[float, ...]:
-    """Return the 256 values that codes stand for, from -1 or 0 to 1."""
+    """Return the values of the 256 codes, ascending: from -1 to 1 if signed, otherwise from 0 to 1."""
     from bitsandbytes.functional import create_dynamic_map
 
     values: list[float] = create_dynamic_map(signed=signed).tolist()  # type: ignore[no-untyped-call]

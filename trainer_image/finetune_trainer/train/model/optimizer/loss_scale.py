@@ -1,4 +1,4 @@
-"""The factor of the loss that keeps gradients in the range of fp16, found while training."""
+"""The loss scale: a factor of the loss that keeps gradients in the range of fp16, adapted to the steps of the run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _INITIAL_SCALE, _MIN_SCALE, _GROWTH_STEPS = 2.0**16, 1.0, 2000
 
 
 class LossScale:
-    """Doubles after 2,000 consecutive good steps, and halves after a skipped step, down to 1.
+    """A loss scale that doubles after 2,000 consecutive finite steps, and halves, down to 1, after a step that is not finite.
 
     torch.amp.GradScaler does the same, but waits for the GPU in each step to find out whether to take it.
 
@@ -33,6 +33,9 @@ class LossScale:
 
     def update(self, finite: torch.Tensor) -> torch.Tensor:
         """Adapt the scale to a step; never waits for the GPU.
+
+        Args:
+            finite: whether the gradients of the step were finite, a scalar on the device.
 
         Returns:
             Whether the step was skipped although the scale cannot be the cause, a scalar on the device.

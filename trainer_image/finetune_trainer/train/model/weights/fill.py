@@ -51,7 +51,7 @@ def fill(
         RecipeRefusedError: files are missing, damaged, or of another model.
     """
     materialize(model, world.device)
-    # A quantized base is loaded with its weights.
+    # `load.load_quantized` loads a quantized base with its weights.
     if recipe.method.type != "QLoRA":
         read_weights(model, recipe.model, source, world, new=NewTokens.of(recipe.model, tokenizer))
     if recipe.model.new_tokens:
@@ -59,6 +59,7 @@ def fill(
     if adapter is not None:
         world.agree(lambda: _read_adapter(model, recipe, adapter))
         return
+    # A `prompt_encoder` has a prefix, or a prompt, whose values are replaced below.
     for name, parameter in model.named_parameters():
         if any(part in name for part in (".lora_A.", ".lora_B.", "prompt_encoder.")):
             rows.set_rows(parameter, adapt.compute_initial_value(name, parameter.shape, recipe.training.seed))
@@ -123,7 +124,7 @@ class _Target:
     """The tensors of a model that get the values of one weight in the base's files.
 
     tensors: all of the same shape. A layer of modulesToSave has two: the original and the trained copy.
-    new: the tokens for which the weight gets rows.
+    new: the tokens for which the weight gets rows; NO_TOKENS unless it is of the embedding or the output layer.
     """
 
     tensors: list[torch.Tensor] = field(default_factory=list)
@@ -138,9 +139,9 @@ class _Target:
     def shape(self) -> list[int]:
         return list(self.tensors[0].shape)
 
-    def extend(self, part: Any) -> Any:
-        """Return a tensor, or a slice of a file, with the rows of new tokens."""
-        return new_tokens.ExtendedWeight(part, self.new) if self.new.ids else part
+    def extend(self, stored: Any) -> Any:
+        """Return a stored tensor, or a slice of a file, with the rows of new tokens."""
+        return new_tokens.ExtendedWeight(stored, self.new) if self.new.ids else stored
 
     def set(self, value: Any) -> None:
         for tensor in self.tensors:

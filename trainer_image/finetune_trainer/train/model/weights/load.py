@@ -133,7 +133,7 @@ def load_unsharded(spec: Model, source: Path, device: str | None = None) -> PreT
         str(source),
         trust_remote_code=spec.trust_remote_code,
         dtype="auto",
-        device_map=device and {"": device},
+        device_map=None if device is None else {"": device},
     )
 
 

@@ -73,10 +73,11 @@ def fetch(
 
     def fetch_with_digest() -> download.Source:
         source = fetch_source()
-        base_origin = source.origin
-        if not (with_digest and world.leads) or base_origin is None or base_origin.digest is not None:
-            return source
-        return replace(source, origin=replace(base_origin, digest=base_reference.compute_digest(source.base)))
+        origin = source.origin
+        if with_digest and world.leads and origin is not None and origin.digest is None:
+            digest = base_reference.compute_digest(source.base)
+            return replace(source, origin=replace(origin, digest=digest))
+        return source
 
     return world.agree_in_pod(fetch_with_digest)
 
@@ -148,6 +149,7 @@ def merge_into_base(
             adapted = load_adapter(streamed.model, adapter)
             _untie_adapted(adapted.get_base_model(), streamed.clone_parameter)
             streamed.unload(adapted)
+    # Errors of saving are not errors of the model.
     if streamed is None:
         save(merged, directory, base)
     else:
@@ -166,9 +168,12 @@ def copy_base(base: Path, spec: Model, directory: Path, field: str = "model.base
     Raises:
         RecipeRefusedError: the base cannot be loaded.
     """
+    model, streamed = None, None
     with load.load_errors(spec, field):
-        model = load.load_unsharded(spec, base) if not stored_tensors.has_safetensors(base) else None
-        streamed = None if model is not None else Standalone(spec, base)
+        if stored_tensors.has_safetensors(base):
+            streamed = Standalone(spec, base)
+        else:
+            model = load.load_unsharded(spec, base)
     if streamed is None:
         save(model, directory, base)
     else:
@@ -183,11 +188,11 @@ def _needs_whole_base(config: Any, base: Path) -> bool:
     """
     import peft
 
-    low_rank = (
+    is_independent_of_base = (
         isinstance(config, peft.LoraConfig)
         and config.init_lora_weights in continued.INITIALIZATIONS_KEEPING_BASE
     )
-    return not low_rank or not stored_tensors.has_safetensors(base)
+    return not is_independent_of_base or not stored_tensors.has_safetensors(base)
 
 
 def _find_replaced_weights(adapter: Path, config: Any) -> frozenset[str]:
@@ -207,24 +212,26 @@ def _clone_parameter(weight: torch.nn.Parameter) -> torch.nn.Parameter:
     return torch.nn.Parameter(weight.detach().clone(), requires_grad=False)
 
 
-def _untie_adapted(model: Any, another: Callable[[torch.nn.Parameter], torch.nn.Parameter]) -> None:
+def _untie_adapted(model: Any, clone: Callable[[torch.nn.Parameter], torch.nn.Parameter]) -> None:
     """Untie the embedding and the output layer if one of them has an adapter, which would be added to both.
 
     Args:
         model: the base, with the adapter on it.
-        another: returns a copy of a weight.
+        clone: returns a copy of a weight.
     """
     from peft.tuners.tuners_utils import BaseTunerLayer
 
-    ends = (model.get_input_embeddings(), model.get_output_embeddings())
-    if not any(isinstance(end, BaseTunerLayer) for end in ends):
+    def find_base_layer(end: Any) -> Any:
+        # The original of a layer of modulesToSave is `original_module`.
+        is_adapted = isinstance(end, BaseTunerLayer)
+        return end.get_base_layer() if is_adapted else getattr(end, "original_module", end)
+
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    if not isinstance(embedding, BaseTunerLayer) and not isinstance(head, BaseTunerLayer):
         return
-    embedding, head = (
-        end.get_base_layer() if isinstance(end, BaseTunerLayer) else getattr(end, "original_module", end)
-        for end in ends
-    )
-    if head.weight is embedding.weight:
-        head.weight = another(head.weight)
+    base_embedding, base_head = find_base_layer(embedding), find_base_layer(head)
+    if base_head.weight is base_embedding.weight:
+        base_head.weight = clone(base_head.weight)
 
 
 def load_adapter(model: Any, adapter: Path) -> Any:
@@ -242,5 +249,6 @@ def load_adapter(model: Any, adapter: Path) -> Any:
             return peft.PeftModel.from_pretrained(model, str(adapter))
         except (RuntimeError, UserWarning) as error:
             # The message of torch is a headline and a line for each difference; peft's warning is one line.
-            detail = str(error).strip().splitlines()[:2][-1].strip()
+            lines = str(error).strip().splitlines()
+            detail = (lines[1] if len(lines) > 1 else lines[0]).strip()
             raise ValueError(f"the adapter does not fit its base: {detail[:300]}") from error

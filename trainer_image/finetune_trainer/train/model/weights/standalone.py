@@ -81,32 +81,41 @@ class Standalone:
         adapter_names: frozenset[str] = frozenset(),
     ) -> None:
         self._source = source
+        # The tensors in the files by their names there, and the values of parameters and buffers by their names in the model.
         self._files = stored_tensors.open_tensors(source)
         self.model: PreTrainedModel = load.load_unsharded(spec, source, device="meta")
         self._parts = stored_tensors.map_layout(self.model, self._files).parts
         self._tie()
-        ends = {id(weight) for weight in embedding_and_head_weights(self.model)} if new_tokens.ids else set()
-        self._parts |= {
-            name: ExtendedWeight(self._parts[name], new_tokens)
-            for name, weight in self.model.named_parameters(remove_duplicate=False)
-            if id(weight) in ends and name in self._parts
-        }
-        new_tokens.enlarge(self.model)
+        if new_tokens.ids:
+            self._extend_parts(new_tokens)
+            new_tokens.enlarge(self.model)
         self._initialize_buffers(spec)
         self._check()
-        # The names of the parameters without values; tied parameters share one.
+        # The name of each parameter without values; tied parameters share one.
         self._names = WeakTensorKeyDictionary()
         self._allocate(adapter_names)
+        # The layers of the adapter, by name.
         self._layers: dict[str, nn.Module] = {}
-        # Parameters of a merged layer that are not written yet.
+        # Parameters of a merged layer that are not written yet, by name.
         self._merged: dict[str, torch.Tensor] = {}
+
+    def _extend_parts(self, new_tokens: NewTokens) -> None:
+        """Add the rows of new tokens to the values of the embedding and of the output layer."""
+        end_ids = {id(weight) for weight in embedding_and_head_weights(self.model)}
+        for name, weight in self.model.named_parameters(remove_duplicate=False):
+            if id(weight) in end_ids and name in self._parts:
+                self._parts[name] = ExtendedWeight(self._parts[name], new_tokens)
 
     def _tie(self) -> None:
         """Tie weights that are stored twice, if they are equal: transformers does so only with loaded weights."""
         for name, tied_name in stored_tensors.find_tied_duplicates(self.model, self._parts):
             if stored_tensors.is_equal(self._parts[name], self._parts[tied_name]):
-                module, _, key = name.rpartition(".")
-                setattr(self.model.get_submodule(module), key, self.model.get_parameter(tied_name))
+                self._replace(name, self.model.get_parameter(tied_name))
+
+    def _replace(self, name: str, tensor: torch.Tensor) -> None:
+        """Replace a parameter or a buffer of the model."""
+        module_name, _, attribute = name.rpartition(".")
+        setattr(self.model.get_submodule(module_name), attribute, tensor)
 
     def _initialize_buffers(self, spec: Model) -> None:
         """Initialize buffers that the files lack with the values of the model's code, as transformers does."""
@@ -120,8 +129,7 @@ class Standalone:
             self.model.config, self.model.dtype, trust=spec.trust_remote_code
         )
         for name in missing:
-            module, _, key = name.rpartition(".")
-            setattr(self.model.get_submodule(module), key, initialized.get_buffer(name).to(state[name].dtype))
+            self._replace(name, initialized.get_buffer(name).to(state[name].dtype))
 
     def _check(self) -> None:
         buffers = {name for name, _ in self.model.named_buffers()}
@@ -140,14 +148,12 @@ class Standalone:
         adapter_ids = {id(weight) for name, weight in parameters if name in adapter_names}
         for name, weight in parameters:
             if id(weight) not in allocated:
-                is_from_adapter = id(weight) in adapter_ids
-                allocated[id(weight)] = (
-                    nn.Parameter(self._read(name, weight.dtype), requires_grad=False)
-                    if is_from_adapter
-                    else self._allocate_placeholder(name, weight)
-                )
-            module, _, key = name.rpartition(".")
-            setattr(self.model.get_submodule(module), key, allocated[id(weight)])
+                if id(weight) in adapter_ids:
+                    values = self._read(name, weight.dtype)
+                    allocated[id(weight)] = nn.Parameter(values, requires_grad=False)
+                else:
+                    allocated[id(weight)] = self._allocate_placeholder(name, weight)
+            self._replace(name, allocated[id(weight)])
 
     def _allocate_placeholder(self, name: str, weight: torch.Tensor) -> nn.Parameter:
         placeholder = nn.Parameter(_to_placeholder(weight), requires_grad=False)
@@ -162,8 +168,9 @@ class Standalone:
         return nn.Parameter(weight.detach().clone(), requires_grad=False)
 
     def _read(self, name: str, dtype: torch.dtype) -> torch.Tensor:
-        """Read a weight of the base into new memory."""
-        return torch.empty_like(value := self._parts[name][:], dtype=dtype).copy_(value)
+        """Read a weight of the base into new memory, which can be changed, unlike the mapped file."""
+        stored = self._parts[name][:]
+        return torch.empty_like(stored, dtype=dtype).copy_(stored)
 
     def unload(self, adapted: Any) -> None:
         """Remove the adapter from a model, and keep its layers: they are merged one by one when the model is written.
@@ -179,9 +186,10 @@ class Standalone:
         for name, module in tuner.model.named_modules():
             # A layer inside a layer of the adapter is merged with it.
             is_inside = any(name.startswith(f"{layer}.") for layer in self._layers)
-            if not is_inside and (
-                hasattr(module, "unload_and_optionally_merge_module") or hasattr(module, "base_layer")
-            ):
+            is_adapted = hasattr(module, "unload_and_optionally_merge_module") or hasattr(
+                module, "base_layer"
+            )
+            if is_adapted and not is_inside:
                 self._layers[name] = module
         self.model = adapted.unload()
         embedding, head = self.model.get_input_embeddings(), self.model.get_output_embeddings()
@@ -235,16 +243,12 @@ class Standalone:
 
         stored = self._files.get(name)
         is_merged = any(target.startswith(f"{layer}.") for target in targets for layer in self._layers)
-        if (
-            not is_merged
-            and stored is not None
-            and isinstance(self._parts[targets[0]], stored_tensors.Converted)
-        ):
+        is_converted = isinstance(self._parts.get(targets[0]), stored_tensors.Converted)
+        if is_converted and not is_merged and stored is not None:
             # Experts that the adapter does not change need not be fused and split again.
             return {name: stored[:].to(dtype)}
-        return dict(
-            revert_weight_conversion(self.model, {target: self._compute_value(target) for target in targets})
-        )
+        values = {target: self._compute_value(target) for target in targets}
+        return dict(revert_weight_conversion(self.model, values))
 
     def save(self, folder: Path) -> None:
         """Write the model as `save_pretrained` does: the same files.
@@ -255,6 +259,7 @@ class Standalone:
         from huggingface_hub import split_torch_state_dict_into_shards
         from safetensors.torch import save_file
 
+        # The configurations, without weights.
         save(self.model, folder, self._source, state_dict={})
         placeholders = self._list_placeholders()
         shards = split_torch_state_dict_into_shards(
@@ -327,4 +332,5 @@ def _to_meta(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _to_placeholder(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of the same shape and dtype whose elements share the memory of one number."""
     return torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)

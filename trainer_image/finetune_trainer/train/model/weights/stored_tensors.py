@@ -48,6 +48,7 @@ class _LastOpenedFile:
         from safetensors import safe_open
 
         if path != self._path:
+            # Close the previous file first.
             self._file, self._path = None, None
             self._file, self._path = safe_open(path, framework="pt"), path
         return self._file
@@ -139,8 +140,10 @@ def map_layout(model: PreTrainedModel, stored: Mapping[str, Part]) -> Layout:
     }
     state = model.state_dict()
     layout = Layout({}, {})
+    # The names of the tensors that a converter takes: by the name of its first parameter, then by the pattern that they match.
     converted: dict[str, dict[str, list[str]]] = {}
     for name in sorted(stored, key=dot_natural_key):
+        # The name in the model, and the pattern of the converter that matches the tensor; None: the tensor is the parameter.
         target, pattern = rename_source_key(name, renamings, converters, model.base_model_prefix, state)
         # As in transformers: a name that the model has is not renamed, apart from its prefix.
         if target not in state and name in state:
@@ -222,17 +225,18 @@ class _Conversion:
         """Whether each row of a parameter is made of one tensor per pattern, as in fused experts."""
         from transformers.core_model_loading import Concatenate, Interleave, MergeModulelist, Transpose
 
-        # After the first operation, none may mix rows, that is, apply to dimension 0. An unknown operation counts as one that does.
+        def mixes_rows(operation: Any) -> bool:
+            if type(operation) is Transpose:
+                return bool(min(operation.dim0, operation.dim1) <= 0)
+            if type(operation) in (Concatenate, Interleave):
+                return bool(operation.dim <= 0)
+            # An unknown operation may mix rows.
+            return True
+
+        # The first operation stacks the tensors, and no later operation may apply to dimension 0, or to a dimension counted from the end.
         merge, *operations = self.converter.operations
-        dims = [
-            (operation.dim0, operation.dim1)
-            if type(operation) is Transpose
-            else (operation.dim,)
-            if type(operation) in (Concatenate, Interleave)
-            else (0,)
-            for operation in operations
-        ]
-        return type(merge) is MergeModulelist and merge.dim == 0 and all(min(axes) > 0 for axes in dims)
+        is_stacking = type(merge) is MergeModulelist and merge.dim == 0
+        return is_stacking and not any(mixes_rows(operation) for operation in operations)
 
     def read(self, name: str, rows: slice | None) -> torch.Tensor:
         """Make a parameter, or some of its rows, from only the tensors of these rows."""
@@ -242,14 +246,15 @@ class _Conversion:
         return self._run(lambda part: part[:], sources)[name]
 
     def _run(self, read: Any, sources: Mapping[str, Iterable[Part]]) -> dict[str, torch.Tensor]:
+        """Convert tensors, each read by `read`, and return the parameters by name."""
         from copy import deepcopy
 
-        mapping = deepcopy(self.converter)
+        converter = deepcopy(self.converter)
         for pattern, parts in sources.items():
             for part in parts:
-                mapping.add_tensor(self.target, pattern, pattern, partial(read, part))
+                converter.add_tensor(self.target, pattern, pattern, partial(read, part))
         try:
-            converted = mapping.convert(self.target, model=self.model, config=self.model.config)
+            converted = converter.convert(self.target, model=self.model, config=self.model.config)
         except (RuntimeError, IndexError) as error:
             raise ValueError(
                 f"{self.target} cannot be converted from the tensors in its files: {first_line(error)}"
@@ -259,7 +264,7 @@ class _Conversion:
 
 @dataclass(frozen=True)
 class Converted:
-    """A parameter that transformers makes from several tensors, or from a part of one.
+    """A parameter that transformers makes from several tensors, or from a part of a tensor.
 
     by_rows: whether rows can be made without the tensors of other rows.
     """
