@@ -69,6 +69,7 @@ def _list_places_in_table(splits: Splits, name: str) -> Iterator[tuple[int, str]
     for fragment in dataset.get_fragments(filter=ds.field(SPLIT_COLUMN) == name):
         where = f"{fragment.path} of the Delta table {splits.path}"
         with open_parquet(fragment.open, where, "restore the table") as parquet:
+            # In a table that is partitioned by split, a file has the rows of one split, and no split column.
             if SPLIT_COLUMN not in parquet.schema_arrow.names:
                 yield from ((number, where) for number in range(1, parquet.metadata.num_rows + 1))
                 continue

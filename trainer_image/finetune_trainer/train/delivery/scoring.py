@@ -107,10 +107,12 @@ class FineTunedModel(PythonModel):
         if isinstance(model_input, pd.DataFrame):
             rows = model_input.to_dict(orient="records")
         elif isinstance(model_input, dict):
+            # One row, or a list of prompts by the name of the input.
             values = _to_plain(model_input.get(self._input))
             is_batch = not self._is_chat and isinstance(values, list)
             rows = [{self._input: value} for value in values] if is_batch else [model_input]
         else:
+            # One prompt, or a list of prompts or of rows.
             values = [model_input] if isinstance(model_input, str) else model_input
             rows = [value if isinstance(value, dict) else {self._input: value} for value in values]
         return [

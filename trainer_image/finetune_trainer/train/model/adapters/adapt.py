@@ -108,6 +108,7 @@ def _build_lora_config(model: PreTrainedModel, method: Method, new_tokens: NewTo
     frozen_ends = [end for end in ends if end not in trained_ends]
     if new_tokens.ids:
         _check_head_bias_with_new_tokens(model, frozen_ends)
+    new_ids_by_layer = {end: list(new_tokens.ids) for end in frozen_ends} if new_tokens.ids else {}
     return peft.LoraConfig(
         task_type="CAUSAL_LM",
         r=lora.rank,
@@ -122,9 +123,7 @@ def _build_lora_config(model: PreTrainedModel, method: Method, new_tokens: NewTo
         fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
         modules_to_save=modules_to_save or None,
         ensure_weight_tying=tied and bool(trained_ends),
-        trainable_token_indices={end: list(new_tokens.ids) for end in frozen_ends}
-        if new_tokens.ids and frozen_ends
-        else None,
+        trainable_token_indices=new_ids_by_layer or None,
     )
 
 

@@ -228,6 +228,14 @@ def _try_to_compare(
 
 
 def _compare(network: Network, device: torch.device, *, is_packed: bool, is_eager: bool) -> Comparison:
+    """Compute the logits of two documents in training, in the model's own forward pass, and in training after a change of the documents.
+
+    Args:
+        network: the network.
+        device: where it computes.
+        is_packed: whether training has both documents in one row.
+        is_eager: whether the model's own forward pass has eager attention, or else the attention of the run.
+    """
     first_document, second_document, other_document = probe.build_documents(network.head.vocabulary)
     short_documents = [first_document, second_document[:_SECOND_TOKENS]]
     # NB: the second document's last token predicts nothing, so its change matters only to a model that looks ahead.

@@ -39,23 +39,24 @@ def compute_key(recipe: Recipe, world: World) -> str:
 def build_documents(vocabulary: int) -> list[np.ndarray]:
     """Return three documents of tokens from the middle of a vocabulary: its ends have special tokens, for example for images."""
     count = _DOCUMENT_COUNT * DOCUMENT_TOKENS
-    # NB: the tokens repeat if the vocabulary is smaller.
-    tokens = (vocabulary // 4 + np.arange(count) * max(1, vocabulary // 2 // count)) % vocabulary
+    # Evenly spaced in the second and third quarter of the vocabulary. NB: the tokens repeat if the vocabulary is smaller than `count`.
+    spacing = max(1, vocabulary // 2 // count)
+    tokens = (vocabulary // 4 + np.arange(count) * spacing) % vocabulary
     # NB: not in order: a model may have learned to count.
     return np.array_split(np.random.default_rng(0).permutation(tokens), _DOCUMENT_COUNT)
 
 
 def build_batch(
-    texts: Sequence[np.ndarray], rows: Sequence[Sequence[int]], device: torch.device
+    documents: Sequence[np.ndarray], rows: Sequence[Sequence[int]], device: torch.device
 ) -> pack.Batch:
     """Return a batch of documents, with the loss on each token.
 
     Args:
-        texts: the tokens of each document.
+        documents: the tokens of each document.
         rows: the indices of the documents in each row.
         device: where the batch is.
     """
-    tokens = np.concatenate(texts).astype(np.int32)
-    offsets = np.cumsum([0, *(len(text) for text in texts)])
+    tokens = np.concatenate(documents).astype(np.int32)
+    offsets = np.cumsum([0, *(len(document) for document in documents)])
     split = dataset.Split(tokens, np.ones(len(tokens), bool), offsets)
     return pack.collate(split, rows, pad_id=0).to(device)

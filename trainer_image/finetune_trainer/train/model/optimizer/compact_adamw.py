@@ -91,6 +91,7 @@ class CompactAdamW(torch.optim.Optimizer):
                 self.state[weight] = dict(state_dict["state"][key])
 
     def _update(self, weight: torch.Tensor, group: dict[str, Any], position: int) -> None:
+        """Update a weight; its position among all weights is a part of the seed of its rounding."""
         state = self.state[weight]
         if not state:
             state.update(self._initialize_state(weight))

@@ -169,6 +169,7 @@ def map_layout(model: PreTrainedModel, stored: Mapping[str, Part]) -> Layout:
         layout.targets.update(
             {name: targets for stored_names in names_by_pattern.values() for name in stored_names}
         )
+    # A tied weight that the files have under one name is a part under both.
     for first_name, second_name in model.all_tied_weights_keys.items():
         for name, tied_name in ((first_name, second_name), (second_name, first_name)):
             if name not in layout.parts and tied_name in layout.parts:
