@@ -126,7 +126,8 @@ def _end_in_rendezvous() -> None:
     # If workers run, torchrun has replaced the handler, and passes the signal on to them.
     if signal.getsignal(signal.SIGTERM) is not _stop_before_workers:
         return
-    exit_status.write_termination_message(*exit_status.describe(PreemptedError(NOT_STARTED, None)))
+    code, message = exit_status.describe(PreemptedError(NOT_STARTED, None))
+    exit_status.write_termination_message(code, message)
     shutil.rmtree(os.environ[scratch.ENV_SCRATCH], ignore_errors=True)
     os._exit(EXIT_PREEMPTED)
 

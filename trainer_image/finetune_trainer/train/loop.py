@@ -144,6 +144,7 @@ class Loop:
             self._checkpoint()
 
     def _checkpoint(self, *, wait: bool = False, best: bool = False) -> None:
+        """Check the losses since the last report, and save a checkpoint; `wait` and `best` as in `Checkpointer.save`."""
         if self.checkpointer is None:
             return
         step = self.progress.step

@@ -132,7 +132,11 @@ class FineTunedModel(PythonModel):
         if not self._is_chat:
             return text
         return _describe_completion(
-            self._name, text, len(prompt), len(answer), "length" if is_cut else "stop"
+            self._name,
+            text,
+            prompt_tokens=len(prompt),
+            answer_tokens=len(answer),
+            finish_reason="length" if is_cut else "stop",
         )
 
     def _encode_text(self, text: Any) -> list[int]:
@@ -354,7 +358,7 @@ def _parse_arguments(call: dict[str, Any], field: str) -> dict[str, Any]:
 
 
 def _describe_completion(
-    name: str, text: str, prompt_tokens: int, answer_tokens: int, finish_reason: str
+    name: str, text: str, *, prompt_tokens: int, answer_tokens: int, finish_reason: str
 ) -> dict[str, Any]:
     return {
         "id": str(uuid.uuid4()),

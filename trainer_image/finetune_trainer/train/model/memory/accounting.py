@@ -155,6 +155,7 @@ class Accounting(TorchDispatchMode):
         name = func.name().split("::")[1].split(".")[0]
         if name in _NOT_COLLECTIVES:
             return
+        # FSDP passes the output as the first argument.
         if _COLLECTIVE_KINDS.get(name) == "all-gather":
             self._kinds.setdefault(self._track(args[0].untyped_storage()), "gathered")
         sizes = [value.nbytes for value in tree_iter((args, output)) if isinstance(value, torch.Tensor)]

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     Results = tuple[torch.Tensor, torch.Tensor]
+    """Two tensors, for example the summed loss and the sums for the metrics."""
 
 
 class Head(nn.Module):

@@ -31,14 +31,12 @@ def find_decaying(model: nn.Module) -> set[nn.Parameter]:
         if isinstance(module, nn.LayerNorm)
         for weight in module.parameters()
     }
-    return {
-        weight
-        for name, weight in model.named_parameters()
-        if weight.ndim > 1
-        and weight not in inside_norms
-        and not _NOT_DECAYING.search(name.lower())
-        and not _STATE_SPACE_RATES.search(name)
-    }
+
+    def is_decaying(name: str, weight: nn.Parameter) -> bool:
+        is_bias_or_norm = weight in inside_norms or _NOT_DECAYING.search(name.lower())
+        return weight.ndim > 1 and not is_bias_or_norm and not _STATE_SPACE_RATES.search(name)
+
+    return {weight for name, weight in model.named_parameters() if is_decaying(name, weight)}
 
 
 def find_matrices(layers: Iterable[nn.Module]) -> list[nn.Parameter]:
