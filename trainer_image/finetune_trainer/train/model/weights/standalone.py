@@ -168,7 +168,7 @@ class Standalone:
         return nn.Parameter(weight.detach().clone(), requires_grad=False)
 
     def _read(self, name: str, dtype: torch.dtype) -> torch.Tensor:
-        """Read a weight of the base into new memory, which can be changed, unlike the mapped file."""
+        """Read a weight of the base into new memory."""
         stored = self._parts[name][:]
         return torch.empty_like(stored, dtype=dtype).copy_(stored)
 
