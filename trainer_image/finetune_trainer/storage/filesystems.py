@@ -31,7 +31,9 @@ _NOT_IMPLEMENTED = 501
 _NO_LOGIN = frozenset(
     {"NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError", "NoLoginError"}
 )
+_MAX_MESSAGE_CHARS = 300
 _VOLUMES = "/Volumes/"
+# The ends of the names of Azure's hosts, after the name of the account.
 _HOSTS = (".dfs.core.windows.net", ".blob.core.windows.net")
 # Loggers of clients that log every error, even an error that is raised, or retried with success.
 _NOISY_LOGGERS = ("gcsfs", "azure")
@@ -95,14 +97,14 @@ def build_delta_options(uri: str) -> dict[str, str]:
         return {"AWS_ALLOW_HTTP": "true"} if endpoint.startswith("http://") else {}
     if scheme == _GS and _emulator_address():
         # deltalake reads the address of an emulator, and that it needs no login, from a service account's key.
-        anonymous = {
+        key = {
             "gcs_base_url": _emulator_address(),
             "disable_oauth": True,
             "client_email": "",
             "private_key": "",
+            "private_key_id": "",
         }
-        key = json.dumps({**anonymous, "private_key_id": ""})
-        return {"google_service_account_key": key, "allow_http": "true"}
+        return {"google_service_account_key": json.dumps(key), "allow_http": "true"}
     if scheme == _AZURE:
         login = _find_azure_login(uri)
         connection = (
@@ -138,7 +140,8 @@ def name_container(uri: str) -> str:
 def _emulator_address() -> str:
     """Return the address of an emulator of Google Cloud Storage; empty if there is none."""
     address = os.environ.get("STORAGE_EMULATOR_HOST", "").rstrip("/")
-    return address if not address or "://" in address else f"http://{address}"
+    lacks_scheme = address and "://" not in address
+    return f"http://{address}" if lacks_scheme else address
 
 
 def _find_azure_login(uri: str) -> dict[str, str]:
@@ -167,8 +170,8 @@ def _create_azure_identity() -> Any:
     """Return a service principal or workload identity of the environment, or the identity of the node."""
     from azure.identity.aio import DefaultAzureCredential
 
-    of_people = ("cli", "developer_cli", "powershell", "shared_token_cache", "visual_studio_code")
-    return DefaultAzureCredential(**{f"exclude_{name}_credential": True for name in of_people})
+    logins_of_people = ("cli", "developer_cli", "powershell", "shared_token_cache", "visual_studio_code")
+    return DefaultAzureCredential(**{f"exclude_{name}_credential": True for name in logins_of_people})
 
 
 def _parse_account(uri: str) -> str:
@@ -196,10 +199,12 @@ def is_forbidden(error: BaseException) -> bool:
 
 def has_no_login(error: BaseException) -> bool:
     """Return whether a client has no login to a store. A login whose server does not answer counts as a login: it may work later."""
-    kinds = {kind.__name__ for kind in type(error).__mro__}
-    # NB: Azure's client raises the same error if there is a login, with AZURE_CLIENT_ID, but its server does not answer.
-    is_ambiguous = "ClientAuthenticationError" in kinds and not is_forbidden(error)
-    return (is_ambiguous and not os.environ.get("AZURE_CLIENT_ID")) or not kinds.isdisjoint(_NO_LOGIN)
+    class_names = {kind.__name__ for kind in type(error).__mro__}
+    if not class_names.isdisjoint(_NO_LOGIN):
+        return True
+    # NB: Azure's client raises the same error without a login, and with a login, in AZURE_CLIENT_ID, whose server does not answer.
+    is_ambiguous = "ClientAuthenticationError" in class_names and not is_forbidden(error)
+    return is_ambiguous and not os.environ.get("AZURE_CLIENT_ID")
 
 
 def describe_failure(error: BaseException) -> str | None:
@@ -211,7 +216,7 @@ def describe_failure(error: BaseException) -> str | None:
         if isinstance(cause, OSError):
             return cause.strerror or _describe_os_error(cause)
         if type(cause).__module__.split(".")[0] in _CLIENTS:
-            return first_line(cause)[:300]
+            return first_line(cause)[:_MAX_MESSAGE_CHARS]
     return None
 
 
@@ -308,5 +313,5 @@ def _iterate_causes(error: BaseException | None) -> Iterator[BaseException]:
 
 def _describe_os_error(error: OSError) -> str:
     # NB: for a missing file, the message of some clients is only the file's name.
-    line = first_line(error)[:300]
+    line = first_line(error)[:_MAX_MESSAGE_CHARS]
     return f"{line} does not exist" if isinstance(error, FileNotFoundError) and " " not in line else line

@@ -30,8 +30,8 @@ _REFUSALS = re.compile(
 )
 # What the SDK reports if it finds no login in the environment.
 _NO_LOGIN = "cannot configure default credentials"
-# Errors that the SDK raises, in addition to its own, on an unexpected answer of the workspace, or of the login server, which it may
-# call within any request to renew the login.
+# Errors, other than its own classes, that the SDK raises if the workspace or the login server returns an unexpected answer. Any request
+# may call the login server, to renew the login.
 _UNEXPECTED = (ValueError, KeyError, NotImplementedError)
 
 
@@ -71,20 +71,20 @@ class VolumesFileSystem(AbstractFileSystem):
                     for entry in files.list_directory_contents(path)
                 ]
         except FileNotFoundError:
-            entries = [self._file(path)]
+            entries = [self._get_file_entry(path)]
         return entries if detail else [entry["name"] for entry in entries]
 
     def info(self, path: str, **_: Any) -> dict[str, Any]:
         """Return the entry of a file or a folder."""
         path = self._strip_protocol(path)
         try:
-            return self._file(path)
+            return self._get_file_entry(path)
         except FileNotFoundError:
             with _open_api(path) as files:
                 files.get_directory_metadata(path)
             return _build_entry(path, 0, None, folder=True)
 
-    def _file(self, path: str) -> dict[str, Any]:
+    def _get_file_entry(self, path: str) -> dict[str, Any]:
         with _open_api(path) as files:
             metadata = files.get_metadata(path)
         return _build_entry(path, metadata.content_length, metadata.last_modified, folder=False)
@@ -167,6 +167,7 @@ class VolumesFileSystem(AbstractFileSystem):
             files.download_to(path, lpath)
 
     def _open(self, path: str, mode: str = "rb", **_: Any) -> io.BufferedIOBase:
+        """Open a temporary file: a copy of the file to read, or the content of the file to write."""
         if mode == "wb":
             return _Upload(lambda file: self.put_file(str(file), path))
         if mode != "rb":
@@ -246,7 +247,7 @@ def _open_api(path: str) -> Iterator[FilesExt]:
 
 
 def _classify_error(path: str, error: Exception) -> OSError:
-    """Return the error of a missing or refused login, or else an OSError, which another attempt can avoid."""
+    """Return the error of a missing or refused login; for any other error an OSError, after which a retry may succeed."""
     text = str(error) or type(error).__name__
     if _NO_LOGIN in text:
         return NoLoginError(

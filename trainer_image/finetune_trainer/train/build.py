@@ -97,15 +97,16 @@ def build_network(
     """
     quantized = recipe.method.type == "QLoRA"
     # With Continue, model.base is an adapter, which names its own base.
-    base = (adapter_source.adapter_of if adapter_source else None) or recipe.model.base
+    base_of_adapter = adapter_source.adapter_of if adapter_source else None
+    base = base_of_adapter or recipe.model.base
     model = world.agree(lambda: load.build_skeleton(recipe, source, world))
-    new = NewTokens.of(recipe.model, tokenizer)
-    rows = model.get_input_embeddings().weight.shape[0]
-    world.agree(lambda: check_vocabulary(tokenizer, rows, recipe.model.base, new.ids))
-    new.enlarge(model)
+    new_tokens = NewTokens.of(recipe.model, tokenizer)
+    vocabulary_rows = model.get_input_embeddings().weight.shape[0]
+    world.agree(lambda: check_vocabulary(tokenizer, vocabulary_rows, recipe.model.base, new_tokens.ids))
+    new_tokens.enlarge(model)
     teacher = _Teacher.of(recipe, tokenizer, model, world, teacher_folder)
     teacher_network = teacher.network if teacher is not None else None
-    adapted = world.agree(lambda: adapt.adapt(model, recipe.method, base, new))
+    adapted = world.agree(lambda: adapt.adapt(model, recipe.method, base, new_tokens))
     world.agree(lambda: pissa.check(adapted))
     network = Network(adapted, build_objective(recipe, teacher_network), recipe.training.neftune_alpha)
     # No weights are loaded yet: a model that does not fit is refused before minutes of loading.
@@ -114,9 +115,9 @@ def build_network(
     on_plan(choice.plan)
 
     if quantized:
-        # The network above only served the plan: its base is not in 4 bits.
-        stored = world.agree(lambda: load.load_quantized(recipe, source, world, model, new))
-        adapted = adapt.adapt(stored, recipe.method, base, new)
+        # The network above was only for the memory plan: its base is not in 4 bits.
+        quantized_model = world.agree(lambda: load.load_quantized(recipe, source, world, model, new_tokens))
+        adapted = adapt.adapt(quantized_model, recipe.method, base, new_tokens)
         network = Network(adapted, network.objective, recipe.training.neftune_alpha)
     network.head.chunk_numbers = choice.chunk_numbers
     mesh = shard.build_mesh(recipe.distributed.strategy, world, recipe.distributed.collective_timeout_seconds)
@@ -186,7 +187,7 @@ def build_objective(recipe: Recipe, teacher: Network | None) -> Objective:
 
 @dataclass(frozen=True)
 class _Teacher:
-    """The network of a teacher, and the folder of its weights, which `fill` reads."""
+    """The network of a teacher, its recipe (`build_teacher_recipe`), and the folder of its weights, which `fill` reads."""
 
     network: Network
     recipe: Recipe
@@ -213,9 +214,8 @@ class _Teacher:
                 tokenizer, load_tokenizer(teacher_recipe.model, source.tokenizer), recipe.model.base, teacher
             )
             model = load.build_skeleton(teacher_recipe, source.base, world, field=_TEACHER)
-            student_rows, teacher_rows = (
-                each.config.get_text_config().vocab_size for each in (student, model)
-            )
+            student_rows = student.config.get_text_config().vocab_size
+            teacher_rows = model.config.get_text_config().vocab_size
             load.check_same_logits(student_rows, teacher_rows, recipe.model.base, teacher)
             return model
 

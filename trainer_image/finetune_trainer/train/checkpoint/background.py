@@ -1,4 +1,4 @@
-"""Work in a thread of its own, with the GPU of the rank."""
+"""Runs work in a new thread, on the GPU of the rank."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class Checkpointer:
     the same on all ranks.
 
     Args:
-        recipe: with `checkpoint` set.
+        recipe: a recipe with `checkpoint`.
         world: the ranks, each of which constructs a Checkpointer.
         on_published: called on rank 0 with the step of each published checkpoint.
         on_failed: called on rank 0 with the step of each failed save, and the reason.
@@ -77,9 +77,9 @@ class Checkpointer:
         self.published: int | None = None
         """Step of the newest complete checkpoint."""
         self.best_step: int | None = None
-        """Step of the checkpoint with the least evaluation loss."""
+        """Step of the best checkpoint: the checkpoint with the least evaluation loss."""
         self.best_step_loss: float | None = None
-        """Evaluation loss of that checkpoint."""
+        """Evaluation loss of the best checkpoint."""
         self.failure: str | None = None
         """Why the last save failed; None after a successful one."""
         self._keep = recipe.checkpoint.keep
@@ -148,9 +148,9 @@ class Checkpointer:
         uri = self._uri_of(progress.step)
         # Checkpoints of earlier releases do not have the digest.
         if progress.examples and progress.examples != examples:
-            fields = "; ".join(differences_of_examples(saved_settings, self._recipe))
+            changes = "; ".join(differences_of_examples(saved_settings, self._recipe))
             cause = (
-                fields or "the files of the splits, the tokenizer or the image of the trainer have changed"
+                changes or "the files of the splits, the tokenizer or the image of the trainer have changed"
             )
             remedy = (
                 "create the job without checkpoint.resumeFrom"
@@ -248,13 +248,13 @@ class Checkpointer:
         wait: bool = False,
         best: bool = False,
     ) -> None:
-        """Write a checkpoint, asynchronously unless `wait` is set or the recipe says otherwise.
+        """Write a checkpoint, asynchronously unless `wait` is set or checkpoint.mode is Sync.
 
-        The previous save finishes first. When the storage fails, `failure` has the reason and `published` does not
+        The previous save finishes first. If the storage fails, `failure` has the reason and `published` does not
         change.
 
         Args:
-            progress: of the run; this method sets `recipe`, `best_step`, `best_step_loss` and `best_in`.
+            progress: the progress of the run; this method sets `recipe`, `best_step`, `best_step_loss` and `best_in`.
             model: the sharded model.
             optimizers: its optimizers.
             wait: return after the checkpoint is published or has failed.
@@ -269,15 +269,16 @@ class Checkpointer:
         if is_written and (not best or self.best_step == progress.step):
             return
         best_step = progress.step if best else self.best_step
+        best_in = ""
+        # This save is in the job's own folder, even if another job's save of the same step was read.
+        if best_step is not None and best_step != progress.step and self._is_foreign(best_step):
+            best_in = self._saves[best_step].folder
         progress = replace(
             progress,
             recipe=self._recipe.digest(),
             best_step=best_step,
             best_step_loss=progress.best_eval_loss if best else self.best_step_loss,
-            # This save is in the job's own folder, even if another job's save of the same step was read.
-            best_in=self._saves[best_step].folder
-            if best_step is not None and best_step != progress.step and self._is_foreign(best_step)
-            else "",
+            best_in=best_in,
         )
         state = None if is_written else get_training_state(model, optimizers)
         if wait or not self._asynchronous:
@@ -299,7 +300,7 @@ class Checkpointer:
             in_flight.result()
 
     def _write(self, progress: Progress, state: dict[str, Any] | None) -> None:
-        """Write the shards, and publish the checkpoint when all are complete; without `state` they exist already."""
+        """Write the shards, and publish the checkpoint when all shards are complete; if `state` is None, the shards exist already."""
         step = progress.step
         save = self._saves[step] if state is None else Save(self.folder, step, self.claim.token)
         problem = None
@@ -341,6 +342,7 @@ class Checkpointer:
             self._checkpoints.remove(left_over)
 
     def _publish(self, save: Save, marker: Marker) -> None:
+        """Write the marker of a save, if no newer pods have claimed the folder."""
         # NB: newer pods that claim the folder after `confirm` may delete the shards. The save then counts as damaged, because the
         # marker lists them.
         sizes = self._checkpoints.list_sizes(save)
@@ -360,7 +362,7 @@ class Checkpointer:
         return None
 
     def _remove_half_written(self, save: Save) -> None:
-        """Delete the shards of a save of this generation; if some remain, they have no marker, and a later save deletes them."""
+        """Delete the shards of a save of this generation. Shards that cannot be deleted have no marker, and a later save deletes them."""
         if self._world.leads:
             with suppress(Exception):
                 self._checkpoints.remove([save])

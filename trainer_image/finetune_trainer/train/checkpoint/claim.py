@@ -19,7 +19,7 @@ MANIFEST = "claim.json"
 
 @dataclass(frozen=True)
 class Holder:
-    """The generation that claimed a folder: its attempt, its token, and the time of the claim."""
+    """The generation that claimed a folder: its attempt, its token, and the time of the claim in UTC."""
 
     attempt: int
     token: str
@@ -27,7 +27,7 @@ class Holder:
 
     @classmethod
     def parse(cls, text: bytes) -> Holder | None:
-        """Read the manifest; None if the file holds something else."""
+        """Read the holder from the manifest; None if the file has other content."""
         try:
             content = json.loads(text)
             return cls(int(content["attempt"]), str(content["token"]), str(content["claimed"]))

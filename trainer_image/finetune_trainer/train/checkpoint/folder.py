@@ -89,7 +89,7 @@ class CheckpointFolder:
         return path
 
     def list_saves(self, only: int | None = None) -> list[Save]:
-        """Return all saves, or those of one step, complete or not, the oldest first."""
+        """Return all saves, or the saves of step `only`, complete or not, in ascending order of step and attempt."""
         steps = self._list_steps() if only is None else [only]
         return [save for step in steps for save in self._list_saves_of(step)]
 
@@ -120,7 +120,7 @@ class CheckpointFolder:
         filesystems.write_atomically(self._files, self._marker(save), text.encode())
 
     def read(self, step: int) -> tuple[Marker, Save]:
-        """Return the newest undamaged save of a checkpoint, with its marker.
+        """Return the marker of a checkpoint, and its undamaged save; of several saves, the save of the highest attempt.
 
         Raises:
             DamagedError: each complete save has an unreadable marker, or a file that is missing or has another size.
@@ -133,6 +133,7 @@ class CheckpointFolder:
             except DamagedError as error:
                 newest_damage = newest_damage or error
             except FileNotFoundError:
+                # The save has no marker, or is being deleted.
                 continue
         raise newest_damage or FileNotFoundError(
             f"{contract.checkpoint_uri(self.uri, step)} has no file {MARKER}"
@@ -151,15 +152,17 @@ class CheckpointFolder:
             filesystems.remove_empty_folder(self._files, contract.checkpoint_uri(self._path, step))
 
     def _remove_files(self, save: Save) -> None:
+        """Delete the files of a save; of a save of an earlier release, only the files that are directly in its folder."""
         if save.generation:
             self._files.rm(self._locate(save), recursive=True)
             return
-        # NB: only the files: a newer generation may write to a folder inside this folder.
+        # NB: a newer generation may write to a folder inside this folder.
         for entry in self._list(self._locate(save)):
             if entry["type"] == "file":
                 self._files.rm_file(entry["name"])
 
     def _read(self, save: Save) -> Marker:
+        """Return the marker of a save; raises as `read` does."""
         text = self._files.cat_file(self._marker(save))
         try:
             content = json.loads(text)
@@ -181,7 +184,7 @@ class CheckpointFolder:
         return sorted(int(match.group(1)) for match in matches if match)
 
     def _list_saves_of(self, step: int) -> list[Save]:
-        """Return all saves of a step, complete or not, the oldest first."""
+        """Return all saves of a step, complete or not, in ascending order of the attempt; within an attempt, in any fixed order."""
         entries = self._list(contract.checkpoint_uri(self._path, step))
         generations = [_name(entry) for entry in entries if entry["type"] == "directory"]
         saves = [

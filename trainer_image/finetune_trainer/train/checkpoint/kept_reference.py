@@ -67,7 +67,7 @@ class KeptReference:
             self._write(split)
 
     def _read(self, examples: Examples) -> np.ndarray | None:
-        # NB: an attempt computes only what its steps need, and leaves 0 for the rest.
+        # NB: an attempt computes only the examples that its steps need; the values of all other examples are 0.
         needed = np.array([example for row in examples.sequences for example in row], np.int64)
         for folder in self._folders:
             reference = self._read_in(folder, examples.split)
@@ -77,15 +77,14 @@ class KeptReference:
 
     def _read_in(self, folder: str, split: Split) -> np.ndarray | None:
         try:
-            files, path = self._place(folder)
+            files, path = self._open_folder(folder)
             reference: np.ndarray = np.load(io.BytesIO(files.cat_file(f"{path}/{split.digest}.npy")))
         except FileNotFoundError:
             return None
         except Exception as error:
             # NB: an array that was cut short raises ValueError or EOFError.
-            reason = filesystems.describe_failure(error) or (
-                str(error) if isinstance(error, ValueError | EOFError) else None
-            )
+            is_cut_short = isinstance(error, ValueError | EOFError)
+            reason = filesystems.describe_failure(error) or (str(error) if is_cut_short else None)
             if reason is None:
                 raise
             print(f"cannot read the stored reference; computing it again: {reason}", flush=True)
@@ -94,17 +93,20 @@ class KeptReference:
 
     def _write(self, split: Split) -> None:
         assert split.reference is not None  # noqa: S101 - it was just computed
-        reference, computed = split.reference, split.reference.any(axis=1, keepdims=True)
+        reference = split.reference
+        # As in `_read`: 0 is not computed.
+        computed = reference.any(axis=1, keepdims=True)
         stored = None if computed.all() else self._read_in(self._folder, split)
         if stored is not None:
             reference = np.where(computed, reference, stored)
         buffer = io.BytesIO()
         np.save(buffer, reference)
-        files, path = self._place(self._folder)
+        files, path = self._open_folder(self._folder)
         name = f"{path}/{split.digest}.npy"
         filesystems.make_folder(files, path)
         filesystems.write_atomically(files, name, buffer.getvalue())
 
-    def _place(self, folder: str) -> tuple[AbstractFileSystem, str]:
+    def _open_folder(self, folder: str) -> tuple[AbstractFileSystem, str]:
+        """Return the file system of a folder, and the path of the references in it."""
         files, path = filesystems.open_filesystem(folder)
         return files, f"{path.rstrip('/')}/{self._name}"

@@ -52,8 +52,8 @@ def find_newest(job_folder: str, recipe: Recipe) -> ResumePoint | None:
     """Return the newest checkpoint in the job's own folder, or else in checkpoint.resumeFrom; None if there is neither.
 
     Raises:
-        RecipeRefusedError: the checkpoint belongs to another recipe, all checkpoints are damaged, or checkpoint.resumeFrom has none that is
-            complete.
+        RecipeRefusedError: the checkpoint belongs to another recipe, all checkpoints are damaged, or checkpoint.resumeFrom has no complete
+            checkpoint.
         TrainingError: the storage failed.
     """
     checkpoint = _find_newest_in(job_folder, explain_start_over(job_folder, recipe))
@@ -94,12 +94,17 @@ def find_newest(job_folder: str, recipe: Recipe) -> ResumePoint | None:
 def _find_newest_in(
     folder: str, remedy: str, *, only: int | None = None
 ) -> tuple[Progress, Marker, Save] | None:
-    """Return the newest undamaged checkpoint in a folder, or the one of step `only`; None if none is complete."""
+    """Return the newest undamaged checkpoint in a folder, or the checkpoint of step `only`; None if there is no complete checkpoint.
+
+    Raises:
+        RecipeRefusedError: all complete checkpoints are damaged.
+        TrainingError: the storage failed.
+    """
     checkpoints = CheckpointFolder(folder)
     damaged: list[str] = []
     with _raise_storage_errors(folder):
         for step in reversed(checkpoints.list_complete_steps()):
-            if only not in (None, step):
+            if only is not None and step != only:
                 continue
             try:
                 marker, save = checkpoints.read(step)
@@ -119,7 +124,7 @@ def _find_newest_in(
 
 
 def _check_settings(uri: str, progress: Progress, marker: Marker, recipe: Recipe, remedy: str) -> None:
-    """Check that the recipe may resume from a checkpoint."""
+    """Check that the recipe has the settings of a checkpoint, or its digest if an earlier release wrote the checkpoint."""
     if marker.settings:
         changes = differences(marker.settings, recipe)
     else:
@@ -134,7 +139,7 @@ def _check_settings(uri: str, progress: Progress, marker: Marker, recipe: Recipe
 
 
 def _choose_data_version(recipe: Recipe, progress: Progress, marker: Marker) -> int | None:
-    """Return the version of the splits in the recipe, or else the one that the earlier run read from the same table."""
+    """Return the version of the splits in the recipe, or else the version that the earlier run read from the same table."""
     splits = recipe.data.splits
     if splits is None:
         return None
@@ -146,7 +151,7 @@ def _choose_data_version(recipe: Recipe, progress: Progress, marker: Marker) -> 
 def _locate_best(progress: Progress, folder: str, job_folder: str) -> tuple[Progress, Save | None]:
     """Return the progress of a checkpoint in `folder` for a job in `job_folder`, and the save of the best checkpoint.
 
-    `best_in` becomes empty if the best checkpoint is in `job_folder`. If it is unusable, the progress has none.
+    `best_in` becomes empty if the best checkpoint is in `job_folder`. If that checkpoint is unusable, the progress names no best checkpoint.
     """
     step, best_folder = progress.best_step, progress.best_in or folder
     if step is None:
@@ -163,6 +168,7 @@ def _locate_best(progress: Progress, folder: str, job_folder: str) -> tuple[Prog
 
 @contextmanager
 def _raise_storage_errors(folder: str) -> Iterator[None]:
+    """Raise a storage error as a TrainingError; do not change other errors."""
     try:
         yield
     except PodFailure:

@@ -1,4 +1,4 @@
-"""The progress of a run, which a checkpoint keeps."""
+"""The progress of a run, which a checkpoint stores."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ class Progress:
     recipe: str = ""
     """Digest of the recipe that wrote the checkpoint."""
     data_version: int | None = None
+    """Version of the Delta table of the splits; None if the splits are files."""
     base_eval_loss: float | None = None
     """Evaluation loss before the first step."""
     best_eval_loss: float | None = None
@@ -27,11 +28,11 @@ class Progress:
     best_step: int | None = None
     """Step of the checkpoint with the least evaluation loss, which is kept."""
     best_step_loss: float | None = None
-    """Evaluation loss of that checkpoint; above `best_eval_loss` if a later, better checkpoint could not be saved."""
+    """Evaluation loss of the checkpoint of `best_step`; above `best_eval_loss` if a later, better checkpoint could not be saved."""
     best_in: str = ""
     """URI of the folder with the best checkpoint; empty if it is the folder of this checkpoint."""
     evals_without_gain: int = 0
-    """Evaluations since the loss fell, as training.earlyStopping counts them."""
+    """Number of evaluations since the loss fell, as training.earlyStopping counts them."""
     evaluated_step: int = 0
     """Step of the newest evaluation."""
     productive_seconds: float = 0.0

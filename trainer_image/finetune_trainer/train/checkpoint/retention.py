@@ -1,4 +1,4 @@
-"""Which saves of a checkpoint folder are deleted. A save of a higher attempt is never deleted: pods may be writing it."""
+"""Selects the saves of a checkpoint folder to delete; never a save of a higher attempt, whose pods may be writing it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def select_old(
     keep: int,
     best_step: int | None,
 ) -> list[Save]:
-    """Return all saves up to `newest_step`, except the complete saves of the newest `keep` checkpoints and of the best one.
+    """Return all saves up to `newest_step`, except the complete saves of the newest `keep` checkpoints and of the best checkpoint.
 
     Args:
         saves: all saves of a folder.
@@ -38,7 +38,7 @@ def select_old(
         attempt: the attempt that deletes.
         newest_step: the step that the attempt has just published.
         keep: the number of checkpoints to keep.
-        best_step: step of the checkpoint with the least evaluation loss.
+        best_step: step of the best checkpoint; None if there is no evaluation yet.
     """
     until_newest = [save for save in saves if save.step <= newest_step]
     steps = sorted({save.step for save in until_newest if save in complete})

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 # The frozen base of an adapter is not part of a checkpoint.
 TRAINED_ONLY = StateDictOptions(ignore_frozen_params=True, strict=False)
+_MAX_MESSAGE_CHARS = 300
 # The entries that bitsandbytes saves with a 4-bit weight (bitsandbytes.functional.QuantState).
 _QUANTIZED = re.compile(
     r"\.weight\.(absmax|quant_map|nested_absmax|nested_quant_map|quant_state\.bitsandbytes__\w+)$"
@@ -95,7 +96,8 @@ def _raise_plain_errors() -> Iterator[None]:
 def first_failure(error: CheckpointException) -> tuple[int, BaseException]:
     """Return the first rank that failed, and its error."""
     rank = min(error.failures)
-    return rank, error.failures[rank][0]
+    cause, _traceback = error.failures[rank]
+    return rank, cause
 
 
 def build_read_error(uri: str, cause: BaseException, remedy: str, *, shared: bool) -> PodFailure:
@@ -117,7 +119,7 @@ def build_read_error(uri: str, cause: BaseException, remedy: str, *, shared: boo
     if reason is not None and not isinstance(cause, FileNotFoundError):
         return TrainingError("CheckpointUnreadable", f"the checkpoint {uri} cannot be read: {reason}")
     return RecipeRefusedError(
-        f"the checkpoint {uri} is damaged ({first_line(cause)[:300]}): {remedy}",
+        f"the checkpoint {uri} is damaged ({first_line(cause)[:_MAX_MESSAGE_CHARS]}): {remedy}",
         reason="CheckpointDamaged",
     )
 

@@ -126,8 +126,8 @@ def load(
         world.agree(lambda: _check_no_evaluation(recipe))
         return Corpus(splits, train, None, plan, columns.find_table_columns(recipe.data))
     validation = dataset.Split.load(folder / "validation")
-    evaluated = Examples(validation, _pack_examples(recipe, validation))
-    return Corpus(splits, train, evaluated, plan, columns.find_table_columns(recipe.data))
+    evaluation_examples = Examples(validation, _pack_examples(recipe, validation))
+    return Corpus(splits, train, evaluation_examples, plan, columns.find_table_columns(recipe.data))
 
 
 def _check_same_tokens(train: dataset.Split, world: World) -> None:
@@ -145,6 +145,7 @@ def _check_same_tokens(train: dataset.Split, world: World) -> None:
 
 
 def _pin_version(recipe: Recipe, world: World, version: int | None) -> Splits:
+    """Return the recipe's splits at `version`, or else at the version that rank 0 reads; files have no version."""
     splits = recipe.data.splits
     assert splits is not None  # noqa: S101 - load_recipe() refuses a recipe without splits
     if version is None:
@@ -154,7 +155,7 @@ def _pin_version(recipe: Recipe, world: World, version: int | None) -> Splits:
 
 
 def resolve_columns(recipe: Recipe, splits: Splits) -> Recipe:
-    """Return the recipe with the columns of an example: its own, or those found in the schema of the splits.
+    """Return the recipe with the columns of an example: its own, or the columns that the schema of the splits shows.
 
     Raises:
         DataError: the columns are not known, or the data is missing or broken.

@@ -76,11 +76,16 @@ class Split:
 def tokenize(splits: Splits, name: str, encoder: Encoder, folder: Path, *, prepared: bool = False) -> bool:
     """Read and tokenize a split into `folder`, for `Split.load`; returns False, without a folder, if the split does not exist.
 
-    prepared: whether the table has the token ids (`read.has_token_ids`).
-
     Examples are sorted by their hash, so the order does not depend on the input files. Tokens stream to disk. Sorting
     takes 64 bytes of memory per example (a fingerprint of 16, order, lengths and offsets), 96 per pair and 200 per unpaired
     preference. On disk, the tokens exist twice, or three times for unpaired preferences, at 5 bytes per token.
+
+    Args:
+        splits: the location of the data.
+        name: the name of the split.
+        encoder: makes the examples; its counts start at 0.
+        folder: the folder to write to.
+        prepared: whether the table has the token ids (`read.has_token_ids`).
 
     Raises:
         DataError: data is missing or corrupt, no example is left (for `train`, or when rows were read), or a split has
@@ -196,8 +201,9 @@ def _write_sorted_with_next_answers(unordered: Path, folder: Path, max_length: i
     sizes = np.fromfile(unordered / "lengths", np.int32).astype(np.int64)
     begins = (np.cumsum(sizes) - sizes)[order]
     sizes, prompts = sizes[order], np.fromfile(unordered / "prompts", np.int32)[order].astype(np.int64)
+    answers = sizes - prompts
     # First document: the example. Second document: its prompt, and the answer of the next example.
-    next_answers = np.minimum(np.roll(sizes - prompts, -1), max_length - prompts)
+    next_answers = np.minimum(np.roll(answers, -1), max_length - prompts)
     _write_documents(
         unordered,
         folder,

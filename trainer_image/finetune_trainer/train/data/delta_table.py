@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
     from finetune_crds.data import Splits
 
+_MAX_MESSAGE_CHARS = 300
+
 
 def open_table(splits: Splits) -> Any:
     """Open the version of the table that the recipe names, or the newest.
@@ -34,7 +36,7 @@ def open_table(splits: Splits) -> Any:
             "MissingTable", f"data.splits.path {splits.path} is not a Delta table: correct the path"
         ) from error
     except Exception as error:
-        # NB: only a DeltaError: an OSError comes from the object store, and may quote XML, which begins with an XML version.
+        # NB: an OSError may quote XML of the object store, in which the word version occurs too.
         if splits.version is not None and isinstance(error, DeltaError) and "version" in str(error).lower():
             raise DataError(
                 "MissingVersion",
@@ -47,7 +49,8 @@ def open_table(splits: Splits) -> Any:
             ) from error
         if filesystems.is_object_store(path):
             raise TrainingError(
-                "DataUnreadable", f"the Delta table {splits.path} cannot be read: {first_line(error)[:300]}"
+                "DataUnreadable",
+                f"the Delta table {splits.path} cannot be read: {first_line(error)[:_MAX_MESSAGE_CHARS]}",
             ) from error
         raise
 

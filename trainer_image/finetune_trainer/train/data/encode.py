@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 WEIGHED = "with weights"
 """The counter of rows with the field that data.columns.messageWeight names."""
-# The counters, each with the suffix of its metric.
+# The counters of `Encoder.counts` that are metrics, each with the suffix of its metric.
 _METRIC_SUFFIXES = {
     "read": "rows_read",
     "kept": "rows_kept",
@@ -71,7 +71,11 @@ class Encoded:
 
 @dataclass
 class Encoder:
-    """Makes examples from rows, and counts which are kept, truncated and dropped."""
+    """Makes examples from rows, and counts the rows that are read, kept, truncated and dropped.
+
+    max_length, truncation: training.maxLength and training.truncation.
+    counts: rows of the last split by counter, see _METRIC_SUFFIXES and WEIGHED; "tokens cut" counts tokens.
+    """
 
     documents: Documents
     max_length: int
@@ -175,5 +179,7 @@ class Encoder:
             self.counts["too long"] += 1
             return None
         self.counts["truncated"] += 1
-        self.counts["tokens cut"] += sum(max(0, len(each.tokens) - self.max_length) for each in documents)
+        self.counts["tokens cut"] += sum(
+            max(0, len(document.tokens) - self.max_length) for document in documents
+        )
         return tuple(document.first(self.max_length) for document in documents)
