@@ -42,6 +42,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def _prepare() -> TerminationMessage:
+    """Prepare the recipe of this pod."""
     recipe = Recipe.load(os.environ.get(ENV_RECIPE, RECIPE_PATH))
     request = build_request(recipe)
     # pyspark takes a second to import: a recipe that is refused need not wait for it.
@@ -51,6 +52,7 @@ def _prepare() -> TerminationMessage:
 
 
 def _prepare_here(options: argparse.Namespace) -> TerminationMessage:
+    """Prepare the recipe or FineTuneJob of --recipe with Spark in this process, and show a progress bar."""
     from finetune_trainer.prep import laptop
 
     recipe = laptop.load_recipe(options.recipe, options.output)

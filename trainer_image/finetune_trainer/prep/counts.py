@@ -19,16 +19,16 @@ class Counts:
     """Counts of kept and dropped rows.
 
     examples: rows of the source.
-    dropped: rows that each step dropped, in order.
-    rows, tokens: rows and tokens of each split.
-    sources: rows of each source of a mix.
-    redacted: replaced values, by kind.
-    shared: examples that share words with each evaluation set.
-    lengths: examples in each bin of `report.lengths`, before the limits of tokens and examples, and after.
-    near: the near duplicates, if they were searched.
-    weighed: rows with the field that data.columns.messageWeight names, if it names one.
+    dropped: rows that each step dropped, by step, in the order of the steps.
+    rows, tokens: rows and tokens of each split, by split.
+    sources: rows of each source of a mix, by source.
+    redacted: replaced values, by kind; None if the recipe redacts nothing.
+    shared: examples that share words with an evaluation set, by evaluation set.
+    lengths: examples in each bin of `report.lengths`: first before maxTokens and limit, then in the table.
+    near: the near duplicates; None if they were not searched.
+    weighed: rows with the field that data.columns.messageWeight names; None if it names no field.
     learned: examples with a token that the loss covers.
-    samples: beginnings of examples that each step dropped.
+    samples: beginnings of some dropped examples, by step.
     """
 
     examples: int
@@ -54,7 +54,8 @@ def require_examples(counts: Counts, plan: Plan) -> None:
     """Check that training examples remain.
 
     Raises:
-        DataError: the source has no rows, no row has a weight or a token to train on, no rows remain, or a split is empty.
+        DataError: the source has no rows, no row has a weight or a token to train on, no rows remain, or the train or
+            validation split is empty although its ratio is above 0. The test split may be empty.
     """
     remaining = sum(counts.rows.values())
     if not counts.examples:
@@ -62,10 +63,10 @@ def require_examples(counts: Counts, plan: Plan) -> None:
     if counts.weighed == 0:
         raise missing_weights_error(str(plan.form.messages), str(plan.form.weight))
     if not remaining:
-        losses = ", ".join(f"{name} dropped {number}" for name, number in counts.dropped.items() if number)
+        drops = ", ".join(f"{name} dropped {number}" for name, number in counts.dropped.items() if number)
         raise DataError(
             "NoRowsLeft",
-            f"data.prepare dropped all {counts.examples} rows of {plan.source_name}: {losses}; relax its filters",
+            f"data.prepare dropped all {counts.examples} rows of {plan.source_name}: {drops}; relax its filters",
         )
     if not counts.learned:
         raise DataError(

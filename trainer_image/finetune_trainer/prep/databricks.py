@@ -1,4 +1,4 @@
-"""`finetune-prep-databricks`: the preparation inside a Databricks run, on the session that the run has.
+"""`finetune-prep-databricks`: the preparation inside a Databricks run, in the Spark session of the run.
 
 The wheel with this entry point, the recipe and the result are files in a folder of a volume. The operator, which
 submitted the run, reads the result there: the output of a run contains at most the end of its log.
@@ -95,7 +95,7 @@ def _prepare(folder: Path, run_id: str) -> TerminationMessage:
             )
 
         def show(step: str, percent: int | None) -> None:
-            _to_volume(folder / contract.PROGRESS_FILE, step, percent)
+            _write_progress(folder / contract.PROGRESS_FILE, step, percent)
             show_in_run(tracker, step, percent)
 
         progress = Progress(show, SparkTasks(context) if context else None)
@@ -106,7 +106,7 @@ def _prepare(folder: Path, run_id: str) -> TerminationMessage:
             )
 
 
-def _to_volume(file: Path, step: str, percent: int | None) -> None:
-    """Write the step into a file, which the operator reads. Errors are ignored: progress never stops a preparation."""
+def _write_progress(file: Path, step: str, percent: int | None) -> None:
+    """Write the step into a file, which the operator reads. Errors are ignored: they must not stop a preparation."""
     with contextlib.suppress(OSError):
         file.write_text(describe(step, percent), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The steps from rows to examples as one plan, and what each step drops."""
+"""The steps from rows to examples as one lazy Spark plan, and what each step drops."""
 
 from __future__ import annotations
 
@@ -45,10 +45,17 @@ if TYPE_CHECKING:
     from finetune_trainer.prep.spark.progress import Progress
     from finetune_trainer.prep.steps.decontaminate import EvaluationSet
 
+# The count of rows with weights, see `Counts.weighed`.
 _WEIGHED = "with weights"
-# Places of the plan whose rows are counted.
-_FILTERED, _FOREIGN, _REDACTED, _CLEAN, _UNIQUE = "filtered", "foreign", "redacted", "clean", "unique"
-_RENDERED, _SHORT, _SPLIT = "rendered", "short", "split"
+# Places in the Spark plan, in order, where a `Counter` counts all rows ("all") and rows under conditions.
+_FILTERED = "filtered"  # the filters have marked the rows that they drop
+_FOREIGN = "foreign"  # examples in other languages are marked
+_REDACTED = "redacted"
+_CLEAN = "clean"  # without the examples of evaluation sets
+_UNIQUE = "unique"  # without exact duplicates
+_RENDERED = "rendered"  # with token ids
+_SHORT = "short"  # without examples longer than maxTokens
+_SPLIT = "split"  # the rows of the table, counted without a `Counter`
 
 
 def _no_rows(_: int) -> int:
@@ -59,11 +66,11 @@ def _no_rows(_: int) -> int:
 class Step:
     """A step from rows to examples.
 
-    NB: `counter` and `sample` read what the plan observed: the plan must have run.
+    NB: `counter` and `sample` read what the Spark plan counted, so it must have run.
 
     Attributes:
         name: the name of the step in the result and in the report; None if the step drops no rows.
-        apply: adds the step to the plan.
+        apply: adds the step to the Spark plan.
         counter: returns how many rows the step dropped; the argument is the number of rows that reached it.
         sample: returns the beginnings of some rows that the step dropped.
     """
@@ -79,9 +86,10 @@ class Funnel:
 
     Args:
         recipe: names the columns of an example.
+        plan: the preparation that the recipe requests.
         evaluation: evaluation sets; examples that share words with them are dropped.
         progress: shows which step runs.
-        kept_frames: releases the kept frames when it closes.
+        kept_frames: when it closes, it releases the frames that `keep` stored on disk.
     """
 
     def __init__(
@@ -98,22 +106,23 @@ class Funnel:
         self._evaluation = evaluation
         self._progress, self._kept_frames = progress, kept_frames
         self._columns = find_table_columns(recipe.data)
-        self._documents = token_columns(self._columns)
+        self._token_columns = token_columns(self._columns)
         # How many dropped rows the report shows for each step: no rows of the source if values in them are to be redacted.
-        self._samples = plan.prepare.report_samples
-        self._source_samples = 0 if plan.prepare.redact else self._samples
+        self._sample_count = plan.prepare.report_samples
+        self._source_sample_count = 0 if plan.prepare.redact else self._sample_count
         self._counters: dict[str, Counter] = {}
         self._observed: dict[str, dict[str, Any]] = {}
         self._shared: decontaminate.Shared | None = None
         self._near: near.Clusters | None = None
-        # The number of the plan's first Spark job, and Spark's failures before it; None if Spark does not report them.
+        # The number of the Spark plan's first job, and Spark's failures before it; None if Spark does not report them.
         self._first_job = 0
         self._failures: int | None = None
         self._steps = [*self._list_steps()]
 
     def _list_steps(self) -> Iterator[Step]:
         """Yield the steps that the recipe requests, in order."""
-        prepare, sample_count, source_sample_count = self._plan.prepare, self._samples, self._source_samples
+        prepare = self._plan.prepare
+        sample_count, source_sample_count = self._sample_count, self._source_sample_count
         yield Step(None, self._flag)
         for name in steps.list_filters(prepare):
             yield Step(
@@ -168,9 +177,9 @@ class Funnel:
         yield Step(None, self._split)
 
     def apply(self, frame: DataFrame) -> DataFrame:
-        """Return the plan of all steps: `id`, the example's columns, its token ids, `tokens` and `split`.
+        """Return the Spark plan of all steps; its columns are `id`, the example's columns, its token ids, `tokens` and `split`.
 
-        Only the searches for near duplicates and for examples of evaluation sets run now.
+        The searches for near duplicates and for examples of evaluation sets run now, the other steps later.
         """
         self._first_job = session.find_next_job(frame.sparkSession)
         self._failures = session.count_failures(frame.sparkSession, self._first_job)
@@ -183,7 +192,7 @@ class Funnel:
         return keep.keep(frame, self._kept_frames)
 
     def count(self, prepared: DataFrame) -> Counts:
-        """Run the plan, and count kept and dropped rows."""
+        """Run the Spark plan, and count kept and dropped rows."""
         prepare, form = self._plan.prepare, self._plan.form
         totals = prepared.groupBy(steps.SPLIT, lengths.index(sf.col(steps.TOKENS)).alias("bin")).agg(
             sf.count(sf.lit(1)).alias("rows"), sf.sum(steps.TOKENS).alias("tokens")
@@ -235,12 +244,12 @@ class Funnel:
         return dropped
 
     def _watch(self, place: str, frame: DataFrame, **aggregates: Column) -> DataFrame:
-        """Count the rows of a frame when the plan runs."""
+        """Count the rows of a frame when the Spark plan runs."""
         self._counters[place] = Counter(place)
         return self._counters[place].watch(frame, **aggregates)
 
     def _count(self, place: str, name: str, _: int) -> int:
-        """Return the number that the counter of a place has under `name`."""
+        """Return the number that the counter of a place has under `name`; the number of rows that reach the step is not used."""
         return int(self._observed[place][name])
 
     def _count_missing(self, place: str, rows: int) -> int:
@@ -258,9 +267,9 @@ class Funnel:
         aggregates = {}
         for name in steps.list_filters(prepare):
             aggregates[name] = sf.count_if(dropped_by == name)
-            aggregates |= samples.sample_aggregates(name, self._source_samples, text, dropped_by == name)
+            aggregates |= samples.sample_aggregates(name, self._source_sample_count, text, dropped_by == name)
         if form.weight:
-            # Only a conversation has weights, and it is in one column.
+            # Only the conversation in data.columns.messages has weights.
             (column,) = form.spoken
             aggregates[_WEIGHED] = sf.count_if(conversations.has_weights(column))
         return self._watch(_FILTERED, frame, **aggregates)
@@ -272,7 +281,7 @@ class Funnel:
         """Drop examples in other languages."""
         text, is_foreign = example_steps.join_spoken_texts(self._plan), sf.col(language.FOREIGN)
         frame = language.with_foreign(frame, text, self._plan.prepare.languages or [])
-        aggregates = samples.sample_aggregates("language", self._source_samples, text, is_foreign)
+        aggregates = samples.sample_aggregates("language", self._source_sample_count, text, is_foreign)
         frame = self._watch(_FOREIGN, frame, foreign=sf.count_if(is_foreign), **aggregates)
         return frame.where(~is_foreign).drop(language.FOREIGN)
 
@@ -296,7 +305,7 @@ class Funnel:
     def _drop_duplicates(self, frame: DataFrame) -> DataFrame:
         frame = steps.drop_duplicates(frame)
         text, has_copies = steps.display_text(self._plan.form), sf.col(steps.COPIES) > 1
-        aggregates = samples.sample_aggregates("dedupe", self._samples, text, has_copies)
+        aggregates = samples.sample_aggregates("dedupe", self._sample_count, text, has_copies)
         return self._watch(_UNIQUE, frame, **aggregates).drop(steps.COPIES)
 
     def _drop_near_duplicates(self, frame: DataFrame) -> DataFrame:
@@ -304,11 +313,11 @@ class Funnel:
         assert prepare.dedupe.near is not None  # noqa: S101 - the step is requested
         self._progress.step(NEAR_DUPLICATES)
         frame = self.keep(frame)
-        # A sample shows both texts of a pair.
-        characters = samples.CHARACTERS // 2 if self._samples else 0
-        origin = steps.SOURCE if self._plan.source.sources else None
+        # A sample shows both texts of a pair, each with half of the characters.
+        characters = samples.CHARACTERS // 2 if self._sample_count else 0
+        source_column = steps.SOURCE if self._plan.source.sources else None
         frame, self._near = near.remove_near_duplicates(
-            frame, prepare.dedupe.near, self._kept_frames, characters, origin
+            frame, prepare.dedupe.near, self._kept_frames, characters, source_column
         )
         print(near.describe(self._near), flush=True)
         return frame
@@ -317,7 +326,7 @@ class Funnel:
         return self._near.dropped if self._near else 0
 
     def _sample_pairs(self) -> list[str]:
-        pairs = self._near.pairs[: self._samples] if self._near else []
+        pairs = self._near.pairs[: self._sample_count] if self._near else []
         return [near.describe_pair(pair) for pair in pairs]
 
     def _add_tokens(self, frame: DataFrame) -> DataFrame:
@@ -337,9 +346,11 @@ class Funnel:
         text = steps.display_text(self._plan.form)
         aggregates = {"refused": sf.count_if(length.isNull()), **lengths.bins(length)}
         if prepare.on_template_error == "Drop":
-            aggregates |= samples.sample_aggregates("onTemplateError", self._samples, text, length.isNull())
+            aggregates |= samples.sample_aggregates(
+                "onTemplateError", self._sample_count, text, length.isNull()
+            )
         if prepare.max_tokens is not None:
-            aggregates |= samples.sample_aggregates("maxTokens", self._samples, text, _is_long(prepare))
+            aggregates |= samples.sample_aggregates("maxTokens", self._sample_count, text, _is_long(prepare))
         return self._watch(_RENDERED, frame, **aggregates)
 
     def _drop_template_errors(self, frame: DataFrame) -> DataFrame:
@@ -350,7 +361,7 @@ class Funnel:
         return frame.where(~_is_long(self._plan.prepare))
 
     def _watch_learned(self, frame: DataFrame) -> DataFrame:
-        return self._watch(_SHORT, frame, learned=sf.count_if(_is_learned(self._documents)))
+        return self._watch(_SHORT, frame, learned=sf.count_if(_is_learned(self._token_columns)))
 
     def _limit(self, frame: DataFrame) -> DataFrame:
         prepare = self._plan.prepare
@@ -360,14 +371,16 @@ class Funnel:
         """Add the split, and select the columns of the table."""
         plan = self._plan
         frame = split.with_split(frame, plan.prepare.split_ratios)
-        origin = [steps.SOURCE] if plan.source.sources else []
+        source_column = [steps.SOURCE] if plan.source.sources else []
         label = [LABEL] if plan.form.label else []
-        ids = [name for names in self._documents for name in names]
-        return frame.select(steps.ID, *plan.form.columns, *label, *origin, *ids, steps.TOKENS, steps.SPLIT)
+        ids = [name for document in self._token_columns for name in document]
+        return frame.select(
+            steps.ID, *plan.form.columns, *label, *source_column, *ids, steps.TOKENS, steps.SPLIT
+        )
 
 
 def _keep_flagged(frame: DataFrame) -> DataFrame:
-    """Change nothing: the rows of all filters are dropped in one pass, see `Funnel._drop_flagged`."""
+    """Change nothing: `Funnel._drop_flagged` drops the rows of all filters at once."""
     return frame
 
 
@@ -376,11 +389,11 @@ def _is_long(prepare: Prepare) -> Column:
 
 
 def _is_learned(documents: Sequence[TokenColumns]) -> Column:
-    """Return whether the loss covers a token of an example; true if an example has no loss mask, see `Document`."""
+    """Return whether the loss covers a token of an example. Without a loss mask, it covers all tokens."""
     return reduce(
         or_,
         (
-            sf.coalesce(sf.exists(names.loss_mask, lambda is_target: is_target), sf.lit(True))
-            for names in documents
+            sf.coalesce(sf.exists(document.loss_mask, lambda is_target: is_target), sf.lit(True))
+            for document in documents
         ),
     )

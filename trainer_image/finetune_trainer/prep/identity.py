@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from finetune_crds.recipe import Recipe
 
+# The folder in which transformers saves a tokenizer's named chat templates.
 _MORE_TEMPLATES = "additional_chat_templates"
 
 
@@ -49,8 +50,8 @@ def _digest_content(folder: Path) -> str:
 
 
 def _list_files(folder: Path) -> Iterator[Path]:
-    for place in (folder, folder / _MORE_TEMPLATES):
-        if place.is_dir():
+    for parent in (folder, folder / _MORE_TEMPLATES):
+        if parent.is_dir():
             yield from (
-                path for path in sorted(place.iterdir()) if path.is_file() and not is_weights(path.name)
+                path for path in sorted(parent.iterdir()) if path.is_file() and not is_weights(path.name)
             )

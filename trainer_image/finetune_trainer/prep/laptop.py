@@ -35,6 +35,7 @@ def load_recipe(path: Path, output: str | None = None) -> Recipe:
     loaded = Recipe.load(path) if manifest is None else _build_recipe(path, manifest)
     prepare = loaded.data.prepare
     if prepare is None:
+        # `plan.build_request` refuses it.
         return loaded
     cluster_fields = ("executors", "executor_cores", "executor_memory", "databricks")
     local = {"mode": "Local"} | dict.fromkeys(cluster_fields)
@@ -44,7 +45,7 @@ def load_recipe(path: Path, output: str | None = None) -> Recipe:
     prepare = prepare.model_copy(update={"spark": spark, "output": output or prepare.output})
     if not prepare.output:
         raise RecipeError(f"{path} has no data.prepare.output: set a folder with --output")
-    # The claims of the cluster are not available here.
+    # The cache is a PersistentVolumeClaim, which does not exist here.
     model = loaded.model.model_copy(update={"cache": None})
     recipe = loaded.model_copy(
         update={"model": model, "data": loaded.data.model_copy(update={"prepare": prepare})}
@@ -54,17 +55,16 @@ def load_recipe(path: Path, output: str | None = None) -> Recipe:
 
 
 def _load_job(path: Path) -> dict[str, Any] | None:
-    """Return the FineTuneJob in a file that may contain other resources; None if the file contains no resources."""
+    """Return the FineTuneJob in a file that may contain other resources; None if the file contains no resources or is unreadable."""
     try:
-        parts = [
-            part for part in yaml.safe_load_all(path.read_text(encoding="utf-8")) if isinstance(part, dict)
-        ]
+        text = path.read_text(encoding="utf-8")
+        documents = [document for document in yaml.safe_load_all(text) if isinstance(document, dict)]
     except (OSError, UnicodeDecodeError, yaml.YAMLError):
         # Recipe.load reports what is wrong with the file.
         return None
-    if not any("apiVersion" in part for part in parts):
+    if not any("apiVersion" in document for document in documents):
         return None
-    jobs = [part for part in parts if part.get("kind") == "FineTuneJob"]
+    jobs = [document for document in documents if document.get("kind") == "FineTuneJob"]
     if len(jobs) != 1:
         raise RecipeError(f"{path} has {len(jobs)} FineTuneJobs: use a file with exactly one")
     (job,) = jobs
@@ -94,7 +94,7 @@ class Bar:
         self._bar: tqdm[None] | None = None
 
     def show(self, step: str, percent: int | None) -> None:
-        """Show that a step is at some percent."""
+        """Show the percent of a step that is done; an unknown percent counts as 0."""
         from tqdm import tqdm
 
         if step != self._step or self._bar is None:

@@ -1,4 +1,4 @@
-"""The output table: one commit per run of a recipe, identified by its metadata."""
+"""The output table: each job commits one version, whose metadata identifies the job and its recipe."""
 
 from __future__ import annotations
 
@@ -44,6 +44,7 @@ class Version:
     """A version of the table, with the metadata of the preparation that wrote it.
 
     Attributes:
+        number: the version of the table.
         job: the uid of the FineTuneJob.
         recipe: the digest of the job's recipe.
         settings: the digest of the job's preparation, see `settings_digest`; None in tables of earlier releases.
@@ -118,7 +119,7 @@ def _refuse_other_preparations(table_versions: Sequence[Version], recipe: Recipe
 
 
 def _has_files(spark: SparkSession, location: str) -> bool:
-    """Return whether a folder has other files than the uncommitted files that a killed preparation leaves."""
+    """Return whether a folder has files other than the uncommitted files that a killed preparation leaves."""
     context: Any = session.context(spark)
     if context is None:
         return _has_files_without_jvm(spark, location)
@@ -129,7 +130,10 @@ def _has_files(spark: SparkSession, location: str) -> bool:
 
 
 def _has_files_without_jvm(spark: SparkSession, location: str) -> bool:
-    """Return the same as `_has_files`, without a JVM: Spark lists the files, except files with a dot or an underscore as first character."""
+    """Return the same as `_has_files`, without access to the JVM.
+
+    Spark lists no files whose name begins with a dot or an underscore, so only `part-*.parquet` must be left out.
+    """
     from pyspark.errors import AnalysisException
 
     try:
@@ -143,11 +147,11 @@ def _has_files_without_jvm(spark: SparkSession, location: str) -> bool:
 
 def find_own_result(table_versions: Sequence[Version], recipe: Recipe, path: str) -> PrepResult | None:
     """Return the result that this job and recipe already committed, if any."""
-    token = _token(recipe)
+    key = _commit_key(recipe)
     results = (
         _parse_result(version, path)
         for version in table_versions
-        if {"job": version.job, "recipe": version.recipe} == token
+        if {"job": version.job, "recipe": version.recipe} == key
     )
     return next((result for result in results if result is not None), None)
 
@@ -194,8 +198,8 @@ def _parse_result(version: Version, path: str) -> PrepResult | None:
         return None
 
 
-def _token(recipe: Recipe) -> dict[str, str]:
-    """Return what identifies the commit of a job and its recipe."""
+def _commit_key(recipe: Recipe) -> dict[str, str]:
+    """Return what identifies the commit of a job and its recipe, as fields of the commit's metadata."""
     return {"job": recipe.job.uid, "recipe": recipe.digest()}
 
 
@@ -260,19 +264,17 @@ def _find_encoding(frame: DataFrame) -> str | None:
 
 
 def _write(frame: DataFrame, recipe: Recipe, result: PrepResult) -> None:
-    token, job = _token(recipe), recipe.job
+    key, job = _commit_key(recipe), recipe.job
     preparation = {"name": job.name, "namespace": job.namespace, "settings": identity.digest_settings(recipe)}
-    metadata = json.dumps(
-        {**token, **preparation, "result": result.to_json(), ENCODING: _find_encoding(frame)}
-    )
+    metadata = json.dumps({**key, **preparation, "result": result.to_json(), ENCODING: _find_encoding(frame)})
     tokens = result.tokens.train + result.tokens.validation + result.tokens.test
     files = math.ceil(max(tokens, 1) / _TOKENS_PER_FILE)
-    # Sorted by split and id: equal examples make equal files.
+    # Partitioned by id and sorted by split and id, equal examples make equal files.
     ordered = frame.repartition(files, ID).sortWithinPartitions(SPLIT, ID)
     writer = ordered.write.format("delta").mode("overwrite").option("overwriteSchema", "true")
     writer = writer.option("userMetadata", metadata)
     # Delta skips the write if the table has a commit with the same transaction.
-    writer = writer.option("txnAppId", "/".join(token.values())).option("txnVersion", 1)
+    writer = writer.option("txnAppId", "/".join(key.values())).option("txnVersion", 1)
     # NB: not every reader without a JVM supports deletion vectors.
     writer = writer.option("delta.enableDeletionVectors", "false")
     writer.save(spark_path(result.path))

@@ -1,4 +1,4 @@
-"""The preparation, from source to table."""
+"""Runs a preparation: reads the sources, runs the steps, and writes the report and the table."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from finetune_trainer.prep.steps.decontaminate import EvaluationSet
 
 
-# The longest time to wait at the end, until the MLflow run has the last progress. Training starts after this.
+# Maximum time to wait at the end until the MLflow run has the last progress: it delays the start of training.
 _MLFLOW_CLOSE_TIMEOUT_SECONDS = 5.0
 
 
@@ -67,7 +67,7 @@ def run(
         # The tokenizer is loaded while the JVM starts: each of the two takes a core for seconds.
         loading = background.submit(Loaded.of, recipe.model, folder)
         if request.prepare.spark.executor_pods:
-            # Before Spark creates pods: a recipe that is refused for its tokenizer needs none.
+            # The tokenizer may be refused: this must happen before Spark creates pods.
             loading.result()
         with _start_spark(request) as spark:
             tokenizer = loading.result()
@@ -159,12 +159,12 @@ class Corpus:
     @property
     def identities(self) -> list[str]:
         """The identities of the inputs: of the sources, then of the evaluation sets."""
-        return [corpus.identity for corpus in self.inputs]
+        return [source.identity for source in self.inputs]
 
     @property
     def inputs(self) -> list[reader.Corpus]:
         """The sources, then the evaluation sets."""
-        return [*self.sources, *(evaluation.corpus for evaluation in self.evaluation)]
+        return [*self.sources, *(evaluation_set.corpus for evaluation_set in self.evaluation)]
 
 
 def _read(spark: SparkSession, recipe: Recipe, request: Request, scratch: Path) -> Corpus:
@@ -190,21 +190,20 @@ def _read_sources(spark: SparkSession, recipe: Recipe, request: Request, scratch
             reader.check(source.frame, plan, request.source_name)
         return Corpus(lambda change: change(source.frame), example_columns, plan, [source])
     parts, sources = [], []
-    for part in request.source.sources:
-        source_field = f"data.source.sources[{part.name}]"
-        source = reader.read(spark, part, scratch / part.name, source_field, request.prepare.catalog)
-        log(f"source {part.name}: {part.address}{source.at}")
+    for named_source in request.source.sources:
+        name, address = named_source.name, named_source.address
+        source_field = f"data.source.sources[{name}]"
+        source = reader.read(spark, named_source, scratch / name, source_field, request.prepare.catalog)
+        log(f"source {name}: {address}{source.at}")
         with text_files.checking_on_failure(spark, source.texts):
-            example_columns = recipe.data.columns or _find_columns(
-                source.frame, recipe, request, part.address
-            )
-        parts.append(mix.Part(part, source.frame, example_columns))
+            example_columns = recipe.data.columns or _find_columns(source.frame, recipe, request, address)
+        parts.append(mix.Part(named_source, source.frame, example_columns))
         sources.append(source)
     parts, example_columns = mix.unify_columns(parts, request.templates)
     plan = build_plan(_complete(recipe, example_columns), mix.find_conversations(parts, example_columns))
-    for mix_part, source in zip(parts, sources, strict=True):
+    for part, source in zip(parts, sources, strict=True):
         with text_files.checking_on_failure(spark, source.texts):
-            reader.check(mix_part.frame, plan, mix_part.source.address)
+            reader.check(part.frame, plan, part.source.address)
 
     def get_rows(change: Callable[[DataFrame], DataFrame]) -> DataFrame:
         changed_parts = [replace(part, frame=change(part.frame)) for part in parts]
@@ -233,6 +232,7 @@ def _write_table(
     digest: str,
     publish: Callable[[report.Facts], object],
 ) -> PrepResult:
+    """Run the steps, publish the report, and commit the table if enough rows remain."""
     plan = corpus.plan
     complete_recipe = _with_columns(recipe, corpus.columns)
     if plan.form.has_turns:
@@ -270,6 +270,8 @@ def _as_read(frame: DataFrame) -> DataFrame:
 
 
 def _naming_refused_row(corpus: Corpus, recipe: Recipe, tokenizer: Loaded) -> AbstractContextManager[None]:
+    """Return `refused_row.name_refused_row` for the rows of a corpus."""
+
     def select_refused() -> DataFrame:
         return example_steps.select_refused(
             corpus.get_rows(refused_row.with_place), recipe, corpus.plan, tokenizer
@@ -300,7 +302,7 @@ def _collect_facts(recipe: Recipe, plan: Plan, corpus: Corpus, counts: Counts) -
 
 
 def _list_versions(corpus: Corpus, request: Request, counts: Counts) -> dict[str, Any]:
-    """Return the versions that were read, as fields of the result: of one source, or by source."""
+    """Return the fields of the result with the version that was read; for a mix, the version and the rows of each source."""
     if request.source.sources is None:
         (source,) = corpus.sources
         return {"source_version": source.version, "source_revision": source.revision}

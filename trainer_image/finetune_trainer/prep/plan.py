@@ -35,7 +35,7 @@ class Form:
     rendered: the table's text columns, each with its template.
     messages: source column with a conversation; `rendered` is then empty.
     prompt: source column with the prompt.
-    conversation: makes turns of a conversation from the prompt and the answers in `rendered`, if set.
+    conversation: if set, the prompt and the answers in `rendered` become messages of a conversation.
     tools: source column with the tools of the conversation in `messages`.
     lists: source columns of a preference that hold conversations.
     carried: fields of messages that are kept in addition to role and content.
@@ -64,7 +64,7 @@ class Form:
 
     @property
     def judged(self) -> tuple[str, ...]:
-        """The table's columns with judged answers; each is a column of its own even if it is a conversation."""
+        """The table's columns with the answers of a preference, good or bad; separate columns even if they hold conversations."""
         return tuple(name for name in (CHOSEN, REJECTED, COMPLETION) if name in self.rendered)
 
     @property
@@ -126,7 +126,7 @@ def build_request(recipe: Recipe) -> Request:
     """Return the preparation that a recipe requests. The recipe may name no columns.
 
     Raises:
-        RecipeRefusedError: data.prepare requests no step, or a template cannot be parsed.
+        RecipeRefusedError: data.source or data.prepare is missing, or a template cannot be parsed.
     """
     data = recipe.data
     if data.source is None or data.prepare is None:
@@ -186,6 +186,7 @@ def _parse_templates(prepare: Prepare) -> dict[str, Template | JinjaTemplate]:
 def _build_form(
     columns: Columns, prepare: Prepare, conversations: Mapping[str, tuple[str, ...]] | None = None
 ) -> Form:
+    """Build the form of a conversation, of a preference, or of text; `conversations` is that of `build_plan`."""
     carried_fields = conversations or {}
     if columns.messages is not None:
         # A column of messages that is not in `conversations` is JSON text. Its fields are unknown, so it keeps all of them.
@@ -203,7 +204,8 @@ def _build_form(
             carried=carried,
             weight=columns.message_weight,
         )
-    if columns.prompt is not None and (columns.chosen or columns.completion) is not None:
+    judged_answer = columns.chosen or columns.completion
+    if columns.prompt is not None and judged_answer is not None:
         judged = {CHOSEN: columns.chosen, REJECTED: columns.rejected, COMPLETION: columns.completion}
         answers = {name: column for name, column in judged.items() if column is not None}
         return _build_preference_form(columns.prompt, answers, columns.label, prepare, conversations)
@@ -283,9 +285,10 @@ def _build_templates(required: tuple[str, ...], prepare: Prepare) -> dict[str, T
     templates: tuple[Template | JinjaTemplate, ...] = tuple(_parse_templates(prepare).values()) or tuple(
         map(Template.of_column, required)
     )
-    # With promptTemplate alone, the answer of a conversation is its column unchanged; without a conversation, the template renders the
-    # whole text of the example.
     if prepare.conversation and len(templates) == 1:
-        templates += (Template.of_column(required[-1]),)
+        # With promptTemplate alone, the answer is the response column unchanged.
+        *_, response = required
+        templates += (Template.of_column(response),)
+    # Without a conversation, a single template renders the whole text of the example.
     names = ("text",) if len(templates) == 1 else (PROMPT, RESPONSE)
     return dict(zip(names, templates, strict=True))

@@ -1,6 +1,6 @@
 """Finds the place of a row that a template or the rules for messages refuse.
 
-NB: the source is read again for it. To keep the places of all rows would cost time and space in each step of a preparation.
+NB: the source is read again to find the place. To keep the places of all rows would cost time and space in each step of a preparation.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def find_failure(message: str) -> DataError | None:
 def name_refused_row(
     select_refused: Callable[[], DataFrame], sources: Mapping[str, Corpus]
 ) -> Iterator[None]:
-    """Name the place of a row that is refused while Spark runs the steps of a preparation.
+    """If a row is refused while Spark runs the steps of a preparation, raise an error that names its place.
 
     Args:
         select_refused: returns the refused rows, with the columns of `with_place` and the error text in REFUSAL.
@@ -88,6 +88,7 @@ def _find_first(select_refused: Callable[[], DataFrame], sources: Mapping[str, C
 
 
 def _find_place(source: Corpus, row: Row) -> str:
+    """Return the place of a row, for a message: its line in JSON lines, otherwise its number among the rows of the file."""
     rows = with_place(source.frame).where(sf.col(FILE) == row[FILE])
     # NB: Spark reads the blocks of a large file in any order, but the rows of a block in order.
     is_in_block = (sf.col(BLOCK) == row[BLOCK]) & (sf.col(NUMBER) <= row[NUMBER])

@@ -6,7 +6,7 @@ import errno
 import re
 import tempfile
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
 
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
@@ -57,9 +57,6 @@ _STORES = rf"(?:{S3}|gs://|abfss://)"
 # Exceptions of Hadoop's file systems.
 _ACCESS_DENIED_CLASSES = ("java.nio.file.AccessDeniedException",)
 _GOOGLE_CLASS = "GoogleJsonResponseException"
-# The exception of an aborted Spark job, and the failure of a task in its message.
-_ABORTED_CLASS = "org.apache.spark.SparkException"
-_EXECUTOR_LOST = "ExecutorLostFailure"
 # The exception for a path whose scheme has no file system.
 _UNSUPPORTED_CLASSES = ("org.apache.hadoop.fs.UnsupportedFileSystemException",)
 _MISSING_CLASSES = ("org.apache.hadoop.fs.s3a.UnknownStoreException", "java.io.FileNotFoundException")
@@ -68,6 +65,16 @@ _UNREACHABLE_CLASSES = (
     "java.net.UnknownHostException",
     "java.net.SocketTimeoutException",
 )
+# The exception of an aborted Spark job, and the failure of a task in its message.
+_ABORTED_CLASS = "org.apache.spark.SparkException"
+_EXECUTOR_LOST = "ExecutorLostFailure"
+
+
+class _Cause(NamedTuple):
+    """An exception of the JVM: the name of its class, and the first line of its message."""
+
+    class_name: str
+    detail: str
 
 
 @contextmanager
@@ -76,12 +83,12 @@ def translate_errors(request: Request) -> Iterator[None]:
 
     Raises:
         DataError: the filter fails on a row, a file is invalid, or a bucket is missing or not accessible.
-        TrainingError: the storage does not answer, the disk is full, or Spark gave up.
+        TrainingError: the storage does not respond, the disk is full, or Spark aborted a job.
     """
     try:
         yield
     except PySparkException as error:
-        # NB: an exception of Spark Connect has no exception of the JVM as its `_origin`.
+        # The more specific errors come first. NB: an exception of Spark Connect has no exception of the JVM as its `_origin`.
         failure = (
             refused_row.find_failure(str(error))
             or schemas.find_refusal(str(error))
@@ -125,6 +132,12 @@ def _find_text_error(request: Request, message: str) -> PodFailure | None:
 
 
 def _find_spark_error(request: Request, condition: str, detail: str) -> PodFailure | None:
+    """Return the error of a failed filter, a deleted or unreadable file, or a Hive metastore that does not respond.
+
+    Args:
+        condition: Spark's error condition, for example DIVIDE_BY_ZERO.
+        detail: the first line of Spark's message.
+    """
     if condition.startswith(_ROW_CONDITIONS):
         return DataError(
             "FilterFailed",
@@ -143,7 +156,7 @@ def _find_spark_error(request: Request, condition: str, detail: str) -> PodFailu
 
 
 def _find_column_error(request: Request, condition: str, detail: str) -> PodFailure | None:
-    """Return the error of columns that Spark cannot read, or cannot distinguish."""
+    """Return the error of columns that Spark cannot read, or cannot distinguish; for the arguments, see `_find_spark_error`."""
     if condition == "COLUMN_ALREADY_EXISTS":
         return DataError(
             "ColumnsAmbiguous",
@@ -161,14 +174,15 @@ def _find_column_error(request: Request, condition: str, detail: str) -> PodFail
     return None
 
 
-def _find_file_error(request: Request, causes: list[tuple[str, str]]) -> PodFailure | None:
+def _find_file_error(request: Request, causes: list[_Cause]) -> PodFailure | None:
     """Return the error of a file that Spark cannot read. The error names the file; the last cause is the reason."""
     failure = next((detail for _, detail in causes if detail.startswith("[FAILED_READ_FILE")), None)
     if failure is None:
         return None
     if failure.startswith(f"[{_FILE_DELETED}]") and (table := _find_table(request, failure)):
         return delta_table.build_gone_error(table)
-    *_, (_, reason) = causes
+    *_, last_cause = causes
+    reason = last_cause.detail
     file = re.search(r"while reading file (\S+?)\.?\s", f"{failure} ")
     name = as_named(unquote(file.group(1))) if file else request.source_name
     codec = next((codec for codec in CODECS_NOT_READ if f"{codec}Codec" in reason), None)
@@ -181,7 +195,7 @@ def _find_file_error(request: Request, causes: list[tuple[str, str]]) -> PodFail
 
 
 def _find_table(request: Request, detail: str) -> Source | NamedSource | None:
-    """Return the Delta table whose file a message names, or the first Delta table if the message has none of the recipe's paths."""
+    """Return the Delta table whose file a message names. If the message has no path of the recipe, return the first Delta table."""
     tables = [part for part in [*request.source.parts, *request.evaluation] if part.type == "Delta"]
     matches = [part for part in tables if part.path and spark_path(part.path).rstrip("/") + "/" in detail]
     return next(iter(matches or tables), None)
@@ -195,9 +209,7 @@ def _shorten(detail: str) -> str:
     return sentence.split(". ")[0].rstrip(".")[:_MAX_MESSAGE_CHARS]
 
 
-def _find_disk_error(
-    request: Request, causes: list[tuple[str, str]], error: Py4JJavaError
-) -> PodFailure | None:
+def _find_disk_error(request: Request, causes: list[_Cause], error: Py4JJavaError) -> PodFailure | None:
     """Return the error of a full disk: the disk of the table, or the scratch space.
 
     NB: a task that writes the table also fills the scratch space: it sorts its rows there, and Hadoop's clients of stores keep files
@@ -228,16 +240,17 @@ def _build_scratch_error(request: Request) -> TrainingError:
     )
 
 
-def _find_hadoop_error(causes: list[tuple[str, str]]) -> PodFailure | None:
-    for kind, detail in causes:
-        if kind.endswith(_GOOGLE_CLASS) and detail.startswith(("401", "403")):
+def _find_hadoop_error(causes: list[_Cause]) -> PodFailure | None:
+    """Return the error of a store that denies access, is missing or cannot be reached."""
+    for class_name, detail in causes:
+        if class_name.endswith(_GOOGLE_CLASS) and detail.startswith(("401", "403")):
             return DataError(
                 "AccessDenied",
                 (
                     f"{_find_first_address(causes)} is not accessible with the pod's credentials: grant these credentials access, or correct them"
                 ),
             )
-        if kind in _ACCESS_DENIED_CLASSES:
+        if class_name in _ACCESS_DENIED_CLASSES:
             credentials = (
                 "the credentials from Unity Catalog" if OWN_SCHEME in detail else "the pod's credentials"
             )
@@ -245,18 +258,18 @@ def _find_hadoop_error(causes: list[tuple[str, str]]) -> PodFailure | None:
                 "AccessDenied",
                 f"{_find_address(detail)} is not accessible with {credentials}: grant these credentials access, or correct them",
             )
-        missing = _find_missing_error(kind, detail)
+        missing = _find_missing_error(class_name, detail)
         if missing:
             return missing
     return None
 
 
-def _find_first_address(causes: list[tuple[str, str]]) -> str:
+def _find_first_address(causes: list[_Cause]) -> str:
     """Return the first path that a cause names."""
     return next((_find_address(detail) for _, detail in causes if re.search(_STORES, detail)), "the source")
 
 
-def _find_credentials_error(causes: list[tuple[str, str]]) -> PodFailure | None:
+def _find_credentials_error(causes: list[_Cause]) -> PodFailure | None:
     """Return the error of expired credentials of a catalog."""
     details = [detail for _, detail in causes]
     file = next((_find_address(detail) for detail in details if OWN_SCHEME in detail), None)
@@ -271,24 +284,24 @@ def _find_credentials_error(causes: list[tuple[str, str]]) -> PodFailure | None:
     )
 
 
-def _find_missing_error(kind: str, detail: str) -> PodFailure | None:
+def _find_missing_error(class_name: str, detail: str) -> PodFailure | None:
     """Return the error of a store or a file that cannot be found."""
-    place = _find_address(detail)
-    if kind in _UNSUPPORTED_CLASSES:
+    address = _find_address(detail)
+    if class_name in _UNSUPPORTED_CLASSES:
         return DataError("UnsupportedPlace", f"{detail}: a path must be {FOLDER_FORMATS}")
-    if kind in _MISSING_CLASSES:
-        return DataError("MissingSource", f"{place} does not exist: correct the bucket or the path")
-    if kind in _UNREACHABLE_CLASSES:
+    if class_name in _MISSING_CLASSES:
+        return DataError("MissingSource", f"{address} does not exist: correct the bucket or the path")
+    if class_name in _UNREACHABLE_CLASSES:
         variable = "AWS_ENDPOINT_URL, and " if re.search(S3, detail) else ""
         return TrainingError(
-            "StorageUnreachable", f"{place} cannot be reached: check {variable}that the store is up"
+            "StorageUnreachable", f"{address} cannot be reached: check {variable}that the store is up"
         )
     return None
 
 
-def _find_job_error(causes: list[tuple[str, str]]) -> PodFailure | None:
+def _find_job_error(causes: list[_Cause]) -> PodFailure | None:
     """Return the error of an aborted Spark job. Its first line names the task and its failure."""
-    failure = next((detail for kind, detail in causes if kind == _ABORTED_CLASS), "")
+    failure = next((detail for class_name, detail in causes if class_name == _ABORTED_CLASS), "")
     if _EXECUTOR_LOST in failure:
         return TrainingError(
             "ExecutorsLost",
@@ -302,6 +315,7 @@ def _find_job_error(causes: list[tuple[str, str]]) -> PodFailure | None:
 
 
 def _text_after(text: str, start: str) -> str:
+    """Return the part of a text after `start`; the whole text if it does not have `start`."""
     return text.partition(start)[2] or text
 
 
@@ -311,13 +325,13 @@ def _find_address(detail: str) -> str:
     return as_named(match.group()) if match else detail
 
 
-def _list_causes(exception: Any) -> list[tuple[str, str]]:
-    """Return the class and first message line of a JVM exception and of each of its causes; nothing for None."""
-    causes: list[tuple[str, str]] = []
+def _list_causes(exception: Any) -> list[_Cause]:
+    """Return a JVM exception and its causes, the outermost first; an empty list for None."""
+    causes: list[_Cause] = []
     cause = exception
-    # The limit ends a chain of causes that is a circle.
+    # Without the limit, a chain of causes that is a circle would not end.
     while cause is not None and len(causes) < _MAX_CAUSES:
         message = cause.getMessage()
-        causes.append((cause.getClass().getName(), first_line(message) if message else ""))
+        causes.append(_Cause(cause.getClass().getName(), first_line(message) if message else ""))
         cause = cause.getCause()
     return causes

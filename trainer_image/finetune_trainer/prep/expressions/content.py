@@ -1,4 +1,7 @@
-"""Contents of messages as text, as Spark expressions: a content may be a list of parts, as clients of OpenAI send it."""
+"""Spark expressions that turn the content of a message into text.
+
+A content is text, or a list of parts as in the API of OpenAI: `{"type": "text", "text": "..."}`.
+"""
 
 from __future__ import annotations
 
@@ -27,15 +30,15 @@ if TYPE_CHECKING:
 _TYPE, _TEXT = "type", "text"
 _PART = StructType([StructField(name, StringType()) for name in (_TYPE, _TEXT)])
 _CONTENTS = ("content", FIELDS["content"])
-# Shapes of a content in JSON text, other than text, each with the pattern of its beginning: a list of parts, each a text or the JSON
-# text of an object; or one part.
+# Shapes of a content in JSON text that is not a string, each with the pattern of its beginning: a list of parts, each a text or the
+# JSON text of an object; or one part.
 _SHAPES: tuple[tuple[str, DataType], ...] = ((r"\[", ArrayType(StringType())), (r"\{", _PART))
 PARSER = {"maxStringLen": str(2**31 - 1)}
 """Settings of Spark's parser of JSON. NB: its default limits a text to 20 million characters."""
 
 
 def is_conversation(kind: DataType) -> bool:
-    """Whether values are lists of messages."""
+    """Whether values of a type are lists of messages."""
     return (
         isinstance(kind, ArrayType)
         and isinstance(kind.elementType, StructType)
@@ -43,7 +46,7 @@ def is_conversation(kind: DataType) -> bool:
     )
 
 
-def text_of(turn: Column, kind: StructType, *, only_texts: bool = False) -> Column:
+def text_of(message: Column, kind: StructType, *, only_texts: bool = False) -> Column:
     """Return the content of a message as text; the field is named `content` or `value`.
 
     Args:
@@ -51,52 +54,55 @@ def text_of(turn: Column, kind: StructType, *, only_texts: bool = False) -> Colu
     """
     kinds = {field.name: field.dataType for field in kind.fields}
     names = [name for name in _CONTENTS if name in kinds]
-    return sf.coalesce(*(join_parts(turn[name], kinds[name], only_texts=only_texts) for name in names))
+    return sf.coalesce(*(join_parts(message[name], kinds[name], only_texts=only_texts) for name in names))
 
 
 def join_parts(parts: Column, kind: DataType, *, only_texts: bool = False) -> Column:
     """Return a content as text; the texts of several parts are joined.
 
-    A content with a part that is not text becomes a text that `chat_messages.messages` refuses.
+    A content with a part that is not text becomes a text that begins with OTHER_PART, and `chat_messages.messages` refuses it.
 
     Args:
+        parts: the content.
         only_texts: leave out parts that are not text.
     """
     if isinstance(kind, StructType | MapType):
         return join_parts(sf.when(parts.isNotNull(), sf.array(parts)), ArrayType(kind), only_texts=only_texts)
     if not isinstance(kind, ArrayType):
         text = plain_text.write(parts, kind)
-        # A content that was joined before is a text, which may begin with OTHER_PART.
+        # A content that was joined before may begin with OTHER_PART, the type of the part and a NUL.
         return sf.regexp_replace(text, rf"^{OTHER_PART}[^\x00]*\x00", "") if only_texts else text
     if isinstance(kind.elementType, StructType | MapType):
         names = kind.elementType.fieldNames() if isinstance(kind.elementType, StructType) else [_TYPE, _TEXT]
-        split = sf.transform(parts, lambda part: _as_part(part, names))
+        typed_parts = sf.transform(parts, lambda part: _as_part(part, names))
     else:
-        split = sf.transform(parts.cast("array<string>"), _parse_part)
+        typed_parts = sf.transform(parts.cast("array<string>"), _parse_part)
 
-    def join(split: Column) -> Column:
+    def join(typed_parts: Column) -> Column:
         # NB: array_join leaves out nulls, and so the parts that are not text.
-        texts = sf.transform(split, lambda part: sf.when(part[_TYPE] == TEXT_PART, part[_TEXT]))
+        texts = sf.transform(typed_parts, lambda part: sf.when(part[_TYPE] == TEXT_PART, part[_TEXT]))
         joined = sf.array_join(texts, BETWEEN_PARTS)
         if only_texts:
             return joined
-        other_parts = sf.filter(split, lambda part: (part[_TYPE] != TEXT_PART) | part[_TEXT].isNull())
+        # A text part without a text is refused, too.
+        other_parts = sf.filter(typed_parts, lambda part: (part[_TYPE] != TEXT_PART) | part[_TEXT].isNull())
         refused = sf.concat(sf.lit(OTHER_PART), other_parts[0][_TYPE], sf.lit("\0"), joined)
         return sf.when(sf.size(other_parts) > 0, refused).otherwise(joined)
 
-    return sf.when(parts.isNotNull(), plain_text.evaluate_once(split, join))
+    return sf.when(parts.isNotNull(), plain_text.evaluate_once(typed_parts, join))
 
 
 def parse_conversations(text: Column, kind: DataType) -> Column:
     """Parse the JSON text of conversations; text that is not a list of messages becomes null.
 
     Args:
-        kind: a list of structures. All their fields become text; lists and structures other than the content become JSON text
-            that keeps the numbers as they are written.
+        kind: a type for which `is_conversation` holds. All fields of a message become text; lists and structures other than the
+            content become JSON text, in which numbers stay as they are written.
     """
-    assert isinstance(kind, ArrayType)  # noqa: S101 - conversations are
+    assert isinstance(kind, ArrayType)  # noqa: S101 - see `is_conversation`
     assert isinstance(kind.elementType, StructType)  # noqa: S101
     names = kind.elementType.fieldNames()
+    # NB: marks keep how numbers are written, but cost time: only a text with a point or an exponent is marked.
     exact = _parse(plain_text.mark_numbers(text), names, plain_text.unmark_numbers)
     return sf.when(plain_text.has_fractions(text), exact).otherwise(_parse(text, names, lambda value: value))
 
@@ -105,7 +111,8 @@ def _parse(text: Column, names: list[str], finish: Callable[[Column], Column]) -
     """Parse conversations with these fields. Each field becomes text, to which `finish` is applied."""
     contents = [name for name in _CONTENTS if name in names]
     shapes = {f"shape{number}": shape for number, (_, shape) in enumerate(_SHAPES)}
-    # NB: most contents are text: only conversations that may have another shape are parsed again.
+    # The same conversations, parsed with each other shape of a content; null if no content begins like that shape.
+    # NB: most contents are text, so few conversations are parsed again.
     other_columns = (
         sf.when(
             reduce(or_, (text.rlike(rf'"{name}"\s*:\s*{beginning}') for name in contents)),
@@ -113,26 +120,28 @@ def _parse(text: Column, names: list[str], finish: Callable[[Column], Column]) -
         )
         for beginning, shape in _SHAPES
     )
-    turns = sf.from_json(text, _list_of(names, StringType()), PARSER)
-    columns = zip(("turns", *shapes), (turns, *other_columns), strict=True)
+    messages = sf.from_json(text, _list_of(names, StringType()), PARSER)
+    columns = zip(("messages", *shapes), (messages, *other_columns), strict=True)
 
-    def read_field(parsed: Column, turn: Column, name: str, number: Column) -> Column:
+    def read_field(parsed: Column, message: Column, name: str, number: Column) -> Column:
         if name not in contents:
-            return finish(turn[name]).alias(name)
+            return finish(message[name]).alias(name)
         joined = [
-            join_parts(sf.get(parsed[parsed_name], number)[name], shape)
-            for parsed_name, shape in shapes.items()
+            join_parts(sf.get(parsed[shape_name], number)[name], shape)
+            for shape_name, shape in shapes.items()
         ]
-        return finish(sf.coalesce(*joined, turn[name])).alias(name)
+        return finish(sf.coalesce(*joined, message[name])).alias(name)
 
-    def read_turns(parsed: Column) -> Column:
+    def read_messages(parsed: Column) -> Column:
         return sf.transform(
-            parsed["turns"],
-            lambda turn, number: sf.struct(*(read_field(parsed, turn, name, number) for name in names)),
+            parsed["messages"],
+            lambda message, number: sf.struct(*(read_field(parsed, message, name, number) for name in names)),
         )
 
     # NB: the text is parsed outside of the lambda: an expression inside it is evaluated for each message.
-    return plain_text.evaluate_once(sf.struct(*(column.alias(name) for name, column in columns)), read_turns)
+    return plain_text.evaluate_once(
+        sf.struct(*(column.alias(name) for name, column in columns)), read_messages
+    )
 
 
 def _list_of(names: list[str], kind: DataType) -> ArrayType:
@@ -140,9 +149,10 @@ def _list_of(names: list[str], kind: DataType) -> ArrayType:
 
 
 def _as_part(part: Column, names: list[str]) -> Column:
-    kind = sf.coalesce(part[_TYPE].cast("string"), sf.lit(TEXT_PART)) if _TYPE in names else sf.lit(TEXT_PART)
+    """Return a structure or map, which has the fields `names`, as a _PART. A part without a type is text."""
+    part_type = part[_TYPE].cast("string") if _TYPE in names else sf.lit(None)
     text = part[_TEXT].cast("string") if _TEXT in names else sf.lit(None).cast("string")
-    return sf.struct(kind.alias(_TYPE), text.alias(_TEXT))
+    return sf.struct(sf.coalesce(part_type, sf.lit(TEXT_PART)).alias(_TYPE), text.alias(_TEXT))
 
 
 def _parse_part(part: Column) -> Column:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 MAX_CHARACTERS = 1_000_000
 MAX_PASSES = 100_000
-# The most bits that a power of integers may have.
+# Maximum number of bits of a power of integers.
 _MAX_BITS = 1024
 REFUSAL = "__finetune_refusal"
 """The column with the error text of a refused row, see `refused_rows.write_text`."""
@@ -38,7 +38,7 @@ REFUSAL = "__finetune_refusal"
 # A template is a program that runs over the data; it can raise any of these.
 _FAILURES = (*template_input.FAILURES, ArithmeticError, RecursionError)
 _GLOBALS = ("range", "dict", "namespace")
-# A variable and a filter whose names, with their spaces, no template can use.
+# The variable that counts passes, and the filter that adds to it. No template can use their names, which have spaces.
 _PASSES, _COUNTED = "passes of loops", "counted passes"
 # Blocks that run other code, or may call themselves: their passes could not be counted.
 _FORBIDDEN_NODES = (
@@ -130,7 +130,7 @@ def _render_batches(
         columns = dict(zip(batch.schema.names, batch.columns, strict=True))
         refusals = columns[REFUSAL].to_pylist() if REFUSAL in columns else None
         for program, template in compiled:
-            # Without columns, Arrow lists no rows.
+            # A template may name no columns: Arrow then lists no rows.
             rows = batch.select([*template.columns]).to_pylist() or [{}] * batch.num_rows
             texts: list[str | None] = []
             for number, row in enumerate(rows):
@@ -150,11 +150,13 @@ def _render_batches(
 
 def _render_row(program: Template, field: str, row: Mapping[str, Any]) -> str:
     pieces: list[str] = []
-    size = 0
+    characters = 0
+    # The count is in a list so that `_count_passes` can change it.
+    variables = {**row, _PASSES: [0]}
     try:
-        for piece in program.generate({**row, _PASSES: [0]}):
-            size += len(piece)
-            if size > MAX_CHARACTERS:
+        for piece in program.generate(variables):
+            characters += len(piece)
+            if characters > MAX_CHARACTERS:
                 raise ValueError(f"the rendered text has more than {MAX_CHARACTERS:,} characters")
             pieces.append(piece)
     except _FAILURES as error:
@@ -171,8 +173,9 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         """Multiply, or raise to a power; raise ValueError if the result would be too large."""
         if operator == "**" and isinstance(left, int) and abs(left).bit_length() * right > _MAX_BITS:
             raise ValueError(f"a power has more than {_MAX_BITS:,} bits")
-        for several, times in ((left, right), (right, left)):
-            if hasattr(several, "__len__") and len(several) * times > MAX_CHARACTERS:
+        # Either operand of * may be the sequence.
+        for sequence, repetitions in ((left, right), (right, left)):
+            if hasattr(sequence, "__len__") and len(sequence) * repetitions > MAX_CHARACTERS:
                 raise ValueError(f"the template's * produces a string or list longer than {MAX_CHARACTERS:,}")
         return super().call_binop(context, operator, left, right)
 
@@ -194,8 +197,10 @@ def _build_environment() -> _Sandbox:
 
 
 def _finalize(value: Any) -> Any:
-    """Return what a template writes for a value: the shortest decimal of a float, and an empty text for null."""
-    return (plain_text.write(value) or "") if value is None or isinstance(value, float) else value
+    """Return what a template writes for a value: the shortest decimal of a float, and an empty text for null, NaN and infinities."""
+    if value is None or isinstance(value, float):
+        return plain_text.write(value) or ""
+    return value
 
 
 def _to_json(value: Any, indent: int | None = None) -> str:

@@ -31,13 +31,15 @@ _MARK = "finetune number "
 # A JSON string, as a regular expression of Java. Possessive repetition keeps long texts from overflowing the stack.
 _STRING = r'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
 _HAS_FRACTION = r"[:\[,]\s*-?[0-9]+[.eE]"
-# The text before the next number outside strings that has a point or an exponent, and that number.
+# Group 1: the text before the next number, outside strings, that has a point or an exponent. Group 2: that number.
 _FRACTION = rf'\G((?:[^"0-9-]++|{_STRING}|-(?![0-9])|-?[0-9]++(?![.eE]))*+)(-?[0-9]++[.eE][0-9.eE+-]*+)'
-# A marked string: in JSON text, its NUL is an escape; in a string that was parsed from JSON, it is a character.
+# A string that `mark_numbers` or `_mark` made. Its NUL is an escape in JSON text, and a character in a string parsed from JSON.
+# Group 1: the number.
 _MARKED = rf'(?:"\\u0000|\x00){_MARK}([-+0-9.eE]+)"?'
-# The text before the next key with the value null, and that key.
+# Group 1: the text before the next key with the value null. After the group: that key, its value and a comma.
 _NULL = rf'\G((?:[^"]++|{_STRING}(?!\s*+:\s*+null\b))*+){_STRING}\s*+:\s*+null\s*+,?'
-# The text before the next comma that stands before the end of an object, as `_NULL` may leave one; the comma follows the group.
+# Group 1: the text before the next trailing comma of an object. After the group: that comma. If `_NULL` removes the last key of an
+# object, the comma before the key remains.
 _LAST_COMMA = rf'\G((?:[^",]++|{_STRING}|,(?!\s*+\}}))*+),(?=\s*+\}})'
 _WRITTEN = "__finetune_written_"
 # NB: a JVM before version 19 does not write the shortest decimal of each float. The first of these numbers of digits that gives the
@@ -59,8 +61,8 @@ def evaluate_once(value: Column, use: Callable[[Column], Column]) -> Column:
 
 
 def write_json(value: Column, kind: DataType) -> Column:
-    """Return the JSON text of a list or a structure, without keys whose value is null; numbers are written as by `write`."""
-    if not _has_numbers(kind):
+    """Return the JSON text of a list or a structure, without keys whose value is null; numbers, dates and times are written as by `write`."""
+    if not _differs_in_json(kind):
         return sf.to_json(value)
     return unmark_numbers(sf.to_json(_mark(value, kind)))
 
@@ -89,21 +91,21 @@ def without_nulls(text: Column) -> Column:
     return sf.when(text.contains("null"), without_members).otherwise(text)
 
 
-def _has_numbers(kind: DataType) -> bool:
+def _differs_in_json(kind: DataType) -> bool:
     """Whether a type has values that Spark's own JSON would show differently than `write`."""
     match kind:
         case StructType():
-            return any(_has_numbers(field.dataType) for field in kind)
+            return any(_differs_in_json(field.dataType) for field in kind)
         case ArrayType():
-            return _has_numbers(kind.elementType)
+            return _differs_in_json(kind.elementType)
         case MapType():
-            return _has_numbers(kind.valueType)
+            return _differs_in_json(kind.valueType)
         case _:
             return isinstance(kind, _NUMBERS + _TIMES)
 
 
 def _mark(value: Column, kind: DataType) -> Column:
-    """Return a value with marked strings for its numbers, and texts for its dates and times."""
+    """Return a value with marked strings in place of its numbers, and texts in place of its dates and times."""
     match kind:
         case StructType():
             fields = (_mark(value[field.name], field.dataType).alias(field.name) for field in kind)
@@ -125,7 +127,7 @@ def written(column: str) -> str:
 
 
 def is_written(column: str) -> bool:
-    """Whether `written` names a column."""
+    """Whether the name of a column comes from `written`."""
     return column.startswith(_WRITTEN)
 
 
@@ -143,22 +145,25 @@ def with_numbers(frame: DataFrame, columns: Mapping[str, DataType]) -> DataFrame
 
 
 def with_texts(frame: DataFrame, columns: Iterable[str]) -> DataFrame:
-    """Replace the values of columns by their texts, as the source wrote them if that is known."""
+    """Replace the values of columns by their texts, see `text_of`."""
     return frame.withColumns({name: text_of(frame, name) for name in columns})
 
 
 def text_of(frame: DataFrame, name: str) -> Column:
-    """Return the texts of the values of a column."""
+    """Return the texts of the values of a column, as the source wrote them if that is known."""
     text = write(sf.col(quoted(name)), frame.schema[name].dataType)
     return sf.coalesce(sf.col(quoted(written(name))), text) if written(name) in frame.columns else text
 
 
 def _write_float(value: Column, kind: DataType) -> Column:
-    def exact(digits: int) -> Column:
+    """Return the shortest decimal of a float; null for NaN and the infinities."""
+
+    def write_exactly(digits: int) -> Column:
+        """Return the float with this number of digits; null if the text reads back as another float."""
         text = sf.format_string(f"%.{digits - 1}e", value)
         return sf.when(text.cast(kind) == value, text)
 
-    text = sf.coalesce(*map(exact, _DIGITS[kind]), value.cast("string"))
+    text = sf.coalesce(*map(write_exactly, _DIGITS[kind]), value.cast("string"))
     is_number = ~sf.isnan(value) & (sf.abs(value) != sf.lit(float("inf")))
     return sf.when(is_number, evaluate_once(text, _without_exponent))
 

@@ -41,11 +41,11 @@ class Facts:
         source: the source, with its version if it has one.
         output: the table.
         examples: rows of the source.
-        dropped: rows that each step dropped, in order.
+        dropped: rows that each step dropped, by step, in the order of the steps.
         rows: rows of each split.
         tokens: tokens of each split.
-        lengths: examples in each bin of `lengths.EDGES`, before the limits of tokens and examples, and after.
-        clusters: number of clusters of near duplicates by their size; None if they were not searched.
+        lengths: examples in each bin of `lengths.EDGES`: first before maxTokens and limit, then in the table.
+        clusters: number of clusters of near duplicates, by size; None if near duplicates were not searched.
         crowded: a sentence about examples that were not compared; empty if all were.
         pairs: near duplicates that were removed, each with the example that is most similar to it.
         warnings: what the author should look at, a sentence each.
@@ -101,6 +101,7 @@ def write(facts: Facts, folder: Path) -> list[Path]:
 def _write_pairs(pairs: Sequence[Pair], path: Path) -> None:
     with path.open("w", encoding="utf-8", newline="") as file:
         table = csv.writer(file)
+        # In the order of the fields of `Pair`.
         table.writerow(("removed", "closest", "similarity", "kept", "text", "closest text"))
         table.writerows(pairs)
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
-# Leaf expressions that are allowed, as parsed and as analysed.
+# Spark's classes of leaf expressions that are allowed: before and after its analyser resolves names.
 _PARSED = ("Literal", "UnresolvedAttribute", "UnresolvedNamedLambdaVariable", "UnresolvedCollation")
 _ANALYSED = (
     "Literal",
@@ -25,7 +25,7 @@ _ANALYSED = (
     "CommonExpressionRef",
 )
 _SUBQUERIES = ("ScalarSubquery", "Exists", "ListQuery")
-# Functions that run code of the classpath: Spark loads the class when it analyses them.
+# Functions that run code of the classpath. NB: Spark's analyser loads the class, so the functions are refused in the parsed condition.
 _REFLECTION = ("java_method", "reflect", "try_reflect")
 
 
@@ -53,7 +53,7 @@ def check(frame: DataFrame, condition: str) -> None:
 def _find_refused_syntax(frame: DataFrame, condition: str) -> str | None:
     """Return the part of a parsed condition that is refused before Spark resolves names."""
     spark: Any = frame.sparkSession
-    # NB: pyspark has no other way to the parser.
+    # NB: pyspark has no public access to the parser.
     parsed = spark._jsparkSession.sessionState().sqlParser().parseExpression(condition)  # noqa: SLF001
     for node in _walk(parsed):
         kind = _class_name(node)
@@ -80,7 +80,7 @@ def _find_refused_function(frame: DataFrame, condition: str) -> str | None:
     for node in _walk(analysed.projectList().head()):
         children = _list_items(node.children())
         is_forbidden_leaf = not children and _class_name(node) not in _ANALYSED
-        # NB: an expression around a nondeterministic one is nondeterministic, too.
+        # NB: an expression around a nondeterministic expression is nondeterministic, too: only the innermost is reported.
         is_random = not node.deterministic() and all(part.deterministic() for part in children)
         if is_forbidden_leaf or is_random or _class_name(node).endswith("UDF"):
             return f"the function {node.prettyName().lower()}"

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from finetune_trainer.prep.source.location import Place
 
 _FORMATS = {"Parquet": "parquet", "JSONLines": "json", "CSV": "csv"}
-# Spark's options for text files: _HEADER to read the names of columns, and _STRICT in addition to read the rows.
+# Spark's options for text files, by the type of the source: _HEADER to infer the columns; the rows are read with _STRICT in addition.
 _HEADER: dict[str, dict[str, Any]] = {
     # NB: the default limits a text to 20 million characters.
     "JSONLines": {"maxStringLen": 2**31 - 1},
@@ -37,7 +37,7 @@ _HEADER: dict[str, dict[str, Any]] = {
 _STRICT: dict[str, dict[str, Any]] = {
     "JSONLines": {},
     "CSV": {
-        # NB: without it a quote that is not closed swallows the lines up to the next one.
+        # NB: by default, a value whose quote is not closed continues over lines up to the next quote.
         "unescapedQuoteHandling": "RAISE_ERROR",
         # NB: with True, Spark gives the columns of all files the names in the first file.
         "enforceSchema": False,
@@ -185,7 +185,7 @@ def frame(
     settings: Mapping[str, str] | None = None,
     files: Sequence[str] = (),
 ) -> DataFrame:
-    """Return the rows of files of a type.
+    """Return the rows of files of a type: Parquet, JSONLines or CSV.
 
     Args:
         settings: settings of the reader, and of Hadoop's file systems for these files.
@@ -199,30 +199,27 @@ def frame(
         return schemas.read_parquet(spark, paths, files or paths, literal)
     reader = spark.read.format(_FORMATS[kind]).options(**literal)
     options = _HEADER[kind]
-    # NB: this first look keeps a broken line in a column of its own: with FAILFAST, the error would not name the file.
+    # NB: columns are not inferred with FAILFAST, whose error would not name the file: a broken line adds the column _CORRUPT.
     inferred = reader.options(**options).load(paths).schema
     schema = StructType([field for field in inferred.fields if field.name != _CORRUPT])
     strict = {**literal, **options, **_STRICT[kind], "mode": "FAILFAST"}
-    # NB: if some contents are text and others are lists, Spark reads all as text; if some arguments are integers and others are not, it
-    # reads all as floats. Only the JSON text of the conversation tells them apart, and only the text of a number shows how it is written:
-    # so such columns are read as text, and parsed below.
-    conversation_columns = [field.name for field in schema.fields if content.is_conversation(field.dataType)]
+    # NB: Spark reads a column as text if some contents are text and others are lists, and as floats if some numbers are integers and
+    # others are not. Only the JSON text keeps these differences: the text of conversations, numbers and lists of objects is read, and
+    # parsed below. For numbers and lists, it is also kept in a column, see `plain_text.written`.
+    conversations = [field.name for field in schema.fields if content.is_conversation(field.dataType)]
     numbers = [field.name for field in schema.fields if isinstance(field.dataType, DoubleType | DecimalType)]
-    lists = [
-        field.name
-        for field in schema.fields
-        if field.name not in conversation_columns and _has_objects(field)
+    object_lists = [
+        field.name for field in schema.fields if field.name not in conversations and _has_objects(field)
     ]
-    as_text = [
-        StructField(field.name, StringType())
-        if field.name in (*conversation_columns, *numbers, *lists)
-        else field
+    text_columns = (*conversations, *numbers, *object_lists)
+    fields = [
+        StructField(field.name, StringType()) if field.name in text_columns else field
         for field in schema.fields
     ]
-    rows = spark.read.format(_FORMATS[kind]).options(**strict).schema(StructType(as_text)).load(paths)
-    for name in conversation_columns:
+    rows = spark.read.format(_FORMATS[kind]).options(**strict).schema(StructType(fields)).load(paths)
+    for name in conversations:
         rows = rows.withColumn(name, content.parse_conversations(sf.col(quoted(name)), schema[name].dataType))
-    for name in lists:
+    for name in object_lists:
         text = sf.col(quoted(name))
         parsed = sf.from_json(text, schema[name].dataType, content.PARSER)
         rows = rows.withColumns({plain_text.written(name): text, name: parsed})

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 NANOSECONDS_AS_LONG = "spark.sql.legacy.parquet.nanosAsLong"
 """The setting with which Spark reads times in nanoseconds, as integers."""
 _MAX_THREADS = 16
-# Spark's type of times of day in the JSON of a schema; Spark reads it from no file.
+# Spark's type of times of day in the JSON of a schema: Spark converts the type, but cannot read its values from a file.
 _TIME_OF_DAY = re.compile(r'"time\(\d\)"')
 
 
@@ -29,8 +29,8 @@ class Footer:
     """The columns of a Parquet file.
 
     schema: the columns that Spark reads; times in nanoseconds are integers here.
-    nanoseconds: the columns with times in nanoseconds, and whether they are in UTC.
-    unreadable: the columns that Spark does not read, with their types.
+    nanoseconds: for each column with times in nanoseconds, whether the times are in UTC.
+    unreadable: for each column that Spark does not read, its type in Parquet.
     """
 
     schema: StructType
@@ -39,7 +39,7 @@ class Footer:
 
 
 def read(spark: SparkSession, files: Sequence[str], options: Mapping[str, str]) -> list[Footer]:
-    """Return the columns of files.
+    """Return the footers of files, in the order of the files.
 
     Args:
         options: settings of Hadoop's file systems for these files.
@@ -49,15 +49,15 @@ def read(spark: SparkSession, files: Sequence[str], options: Mapping[str, str]) 
 
 
 def _read(spark: SparkSession, file: str, options: Mapping[str, str]) -> Footer:
-    # NB: pyspark has no other way to a footer.
+    # NB: pyspark has no public access to footers.
     jvm: Any = spark._jvm  # noqa: SLF001
     state: Any = spark._jsparkSession.sessionState()  # noqa: SLF001
     hadoop = state.newHadoopConfWithOptions(jvm.PythonUtils.toScalaMap(dict(options)))
     parquet, catalyst = jvm.org.apache.parquet, jvm.org.apache.spark.sql.execution.datasources.parquet
-    place = parquet.hadoop.util.HadoopInputFile.fromPath(jvm.org.apache.hadoop.fs.Path(file), hadoop)
-    reader = parquet.hadoop.ParquetFileReader.open(place)
+    input_file = parquet.hadoop.util.HadoopInputFile.fromPath(jvm.org.apache.hadoop.fs.Path(file), hadoop)
+    reader = parquet.hadoop.ParquetFileReader.open(input_file)
     try:
-        message = reader.getFooter().getFileMetaData().getSchema()
+        parquet_schema = reader.getFooter().getFileMetaData().getSchema()
     finally:
         reader.close()
     settings = state.conf().clone()
@@ -65,24 +65,26 @@ def _read(spark: SparkSession, file: str, options: Mapping[str, str]) -> Footer:
     converter = catalyst.ParquetToSparkSchemaConverter(settings)
     fields: list[StructField] = []
     nanoseconds, unreadable = {}, {}
-    for position in range(message.getFieldCount()):
-        column = message.getType(position)
-        name, kind = column.getName(), str(column.toString())
-        # Each column alone: one type that Spark does not read makes it refuse the whole schema.
+    for position in range(parquet_schema.getFieldCount()):
+        column = parquet_schema.getType(position)
+        name, text = column.getName(), str(column.toString())
+        # Each column is converted alone: Spark refuses a whole schema if it does not read one type in it.
         converted = _convert(converter, parquet.schema.MessageType("column", [column]))
         if converted is None:
-            unreadable[name] = re.sub("^(optional|required|repeated) ", "", kind).replace(f" {name}", "", 1)
+            # Without its repetition and its name, the text of a column is its type.
+            unreadable[name] = re.sub("^(optional|required|repeated) ", "", text).replace(f" {name}", "", 1)
             continue
         fields += converted.fields
-        if "TIMESTAMP(NANOS" in kind and column.isPrimitive():
-            nanoseconds[name] = "NANOS,true" in kind
+        # The text has TIMESTAMP(NANOS,true) if the times are in UTC.
+        if "TIMESTAMP(NANOS" in text and column.isPrimitive():
+            nanoseconds[name] = "NANOS,true" in text
     return Footer(StructType(fields), nanoseconds, unreadable)
 
 
-def _convert(converter: Any, message: Any) -> StructType | None:
-    """Return the schema of a file's columns; None if Spark does not read one of them."""
+def _convert(converter: Any, parquet_schema: Any) -> StructType | None:
+    """Return Spark's schema for a schema of Parquet; None if Spark does not read one of its columns."""
     try:
-        schema = str(converter.convert(message).json())
+        schema = str(converter.convert(parquet_schema).json())
     except (Py4JJavaError, PySparkException):
         return None
     return None if _TIME_OF_DAY.search(schema) else StructType.fromJson(json.loads(schema))

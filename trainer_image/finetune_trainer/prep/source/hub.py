@@ -125,7 +125,7 @@ def _load_builder(source: SourceLocation, commit: str, scratch: Path, field: str
     """Return the builder with which `datasets` loads the configuration.
 
     Raises:
-        DataError: the configuration does not exist, or there are several and the source names none.
+        DataError: the configuration does not exist, or the source names none and the data set has several without a default.
     """
     from datasets import config, get_dataset_config_names, load_dataset_builder
 
@@ -137,13 +137,14 @@ def _load_builder(source: SourceLocation, commit: str, scratch: Path, field: str
         return load_dataset_builder(path, source.config, revision=commit, cache_dir=str(scratch / "cache"))
     except ValueError:
         names = get_dataset_config_names(path, revision=commit)
-        # If the configuration exists, or there is no choice of one, the error has another cause.
+        # If the configuration exists, or the data set has only one, the error has another cause.
         if source.config in names or len(names) < 2:
             raise
         raise _build_choice_error(source, field, "config", names) from None
 
 
 def _build_choice_error(source: SourceLocation, field: str, part: str, names: list[str]) -> DataError:
+    """Return the error of a source whose `part`, config or split, is not in `names`."""
     value = getattr(source, part)
     mistake = f"has no {part} {value}" if value else f"has no default {part}"
     return DataError(
@@ -153,10 +154,10 @@ def _build_choice_error(source: SourceLocation, field: str, part: str, names: li
 
 
 def _choose_split(source: SourceLocation, builder: DatasetBuilder, field: str) -> str:
-    """Return the split to read.
+    """Return the split that the source names; if it names none, the only split, or else the split `train`.
 
     Raises:
-        DataError: the split does not exist, or there are several and the source names none.
+        DataError: the data set does not have the split.
     """
     splits = [str(name) for name in builder.config.data_files or {}]
     if source.split is None and len(splits) == 1:
@@ -188,7 +189,7 @@ def _download_parquet(
 
 
 def _convert_to_parquet(builder: DatasetBuilder, split: str, scratch: Path) -> list[str]:
-    """Write all splits of a configuration as Parquet, and return the files of one."""
+    """Write all splits of a configuration as Parquet, and return the files of `split`."""
     folder = scratch / "files"
     builder.download_and_prepare(str(folder), file_format="parquet")
     return [str(path) for path in sorted(folder.glob(f"{builder.dataset_name}-{split}*.parquet"))]

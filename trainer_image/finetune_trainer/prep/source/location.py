@@ -10,9 +10,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 OWN_SCHEME = "s3a-"
-"""Beginning of the scheme of files that are read with credentials of Unity Catalog."""
+"""The prefix of the schemes of files that are read with credentials of Unity Catalog."""
 S3 = rf"(?:s3a|{OWN_SCHEME}[0-9a-f]{{8}})://"
-"""The schemes of Hadoop's file systems for S3."""
+"""A regular expression for the schemes of Hadoop's file systems for S3."""
 
 
 def as_named(file: str) -> str:

@@ -1,4 +1,4 @@
-"""Reads the raw corpus at a pinned version."""
+"""Reads a source at one version, and checks that its columns fit the recipe."""
 
 from __future__ import annotations
 
@@ -55,8 +55,10 @@ if TYPE_CHECKING:
     from finetune_trainer.prep.plan import Plan
 
 _NESTED = (ArrayType, StructType, MapType)
-_NUMBERS = (IntegralType, FloatType, DoubleType, BooleanType)
-_PLAIN = (StringType, NullType, *_NUMBERS, DecimalType, DateType, TimestampType, TimestampNTZType)
+_NUMBERS_AND_BOOLEANS = (IntegralType, FloatType, DoubleType, BooleanType)
+_TIMES = (DateType, TimestampType, TimestampNTZType)
+_PLAIN = (StringType, NullType, *_NUMBERS_AND_BOOLEANS, DecimalType, *_TIMES)
+# Types that are not learned, with their names in messages.
 _UNLEARNED: dict[type[DataType], str] = {BinaryType: BYTES, MapType: MAPS, StructType: STRUCTURES}
 
 
@@ -67,7 +69,7 @@ class Corpus:
     version: the version of a Delta table.
     revision: the commit of a Hub data set.
     identity: equal for equal rows of the source, as far as can be determined without reading them.
-    texts: the text files, whose lines must be checked before the rows are read.
+    texts: the text files, whose lines must be checked before the rows are read; None for other files.
     table: the table or data set of the files, for messages; empty if the recipe names the files themselves.
     """
 
@@ -156,26 +158,27 @@ def check(frame: DataFrame, plan: Plan, where: str) -> None:
     require(frame, plan.columns, where)
     form = plan.form
     require_texts(frame, _find_texts(plan), where)
-    for name in form.required if form.judged else ():
-        kind = frame.schema[name].dataType
+    preference_columns = form.required if form.judged else ()
+    for name in preference_columns:
+        dtype = frame.schema[name].dataType
         if name == form.label:
-            if _kind(kind) not in ("label", "text"):
-                raise DataError("WrongColumnType", explain_label_type(name, where, kind.simpleString()))
-        elif not isinstance(kind, ArrayType):
+            if _classify_type(dtype) not in ("label", "text"):
+                raise DataError("WrongColumnType", explain_label_type(name, where, dtype.simpleString()))
+        elif not isinstance(dtype, ArrayType):
             require_texts(frame, [name], where)
-        elif not is_conversation(kind):
+        elif not is_conversation(dtype):
             raise DataError(
                 "WrongColumnType",
-                f"column {name} of {where} holds {kind.simpleString()}: prompts and answers are text, or lists of "
+                f"column {name} of {where} holds {dtype.simpleString()}: prompts and answers are text, or lists of "
                 "{role, content}",
             )
     for name in (column for template in plan.form.jinja for column in template.columns):
-        kind = frame.schema[name].dataType
-        if plan.prepare.redact and isinstance(kind, _NESTED):
+        dtype = frame.schema[name].dataType
+        if plan.prepare.redact and isinstance(dtype, _NESTED):
             raise DataError(
                 "WrongColumnType",
                 f"data.prepare.redact replaces values in text, and column {name} of {where} holds "
-                f"{kind.simpleString()}: remove the column from the templates, or convert it to text in the source",
+                f"{dtype.simpleString()}: remove the column from the templates, or convert it to text in the source",
             )
 
 
@@ -193,8 +196,8 @@ def jinja_values(frame: DataFrame, plan: Plan) -> set[str]:
     If values are to be redacted, only booleans stay as they are: as text, false would count as true.
     """
     columns = {column for template in plan.form.jinja for column in template.columns}
-    kinds = BooleanType if plan.prepare.redact else _NUMBERS + _NESTED
-    return {name for name in columns if isinstance(frame.schema[name].dataType, kinds)}
+    types = BooleanType if plan.prepare.redact else _NUMBERS_AND_BOOLEANS + _NESTED
+    return {name for name in columns if isinstance(frame.schema[name].dataType, types)}
 
 
 def is_nested(kind: DataType) -> bool:
@@ -208,19 +211,20 @@ def find_conversations(frame: DataFrame, weight: str | None = None) -> dict[str,
     Args:
         weight: the field of the source that is kept as `chat_messages.WEIGHT`. Default: the field of this name.
     """
+    # The source fields that become a kept field; any other kept field has its own name in the source.
     source_fields = {
         chat_messages.WEIGHT: {weight or chat_messages.WEIGHT},
         "tool_calls": {"tool_calls", chat_messages.LEGACY_CALL},
     }
-    kinds = {field.name: field.dataType for field in frame.schema.fields if is_conversation(field.dataType)}
+    types = {field.name: field.dataType for field in frame.schema.fields if is_conversation(field.dataType)}
     return {
         name: tuple(
             carried
             for carried in chat_messages.CARRIED
-            if source_fields.get(carried, {carried}) & set(kind.elementType.fieldNames())
+            if source_fields.get(carried, {carried}) & set(dtype.elementType.fieldNames())
         )
-        for name, kind in kinds.items()
-        if isinstance(kind, ArrayType) and isinstance(kind.elementType, StructType)
+        for name, dtype in types.items()
+        if isinstance(dtype, ArrayType) and isinstance(dtype.elementType, StructType)
     }
 
 
@@ -246,26 +250,28 @@ def require_texts(frame: DataFrame, names: Sequence[str], where: str) -> None:
         DataError: the values of a column cannot.
     """
     for name in names:
-        kind = frame.schema[name].dataType
-        if isinstance(kind, ArrayType):
+        dtype = frame.schema[name].dataType
+        if isinstance(dtype, ArrayType):
             raise DataError("WrongColumnType", explain_lists(name))
-        if not isinstance(kind, _PLAIN):
-            unlearned = _UNLEARNED.get(type(kind), kind.simpleString())
+        if not isinstance(dtype, _PLAIN):
+            unlearned = _UNLEARNED.get(type(dtype), dtype.simpleString())
             raise DataError("WrongColumnType", explain_type(name, where, unlearned))
 
 
 def list_columns(frame: DataFrame) -> list[Column]:
     """Return the columns of the source."""
     fields = [field for field in frame.schema.fields if not plain_text.is_written(field.name)]
-    return [Column(field.name, _kind(field.dataType), field.dataType.simpleString()) for field in fields]
+    return [
+        Column(field.name, _classify_type(field.dataType), field.dataType.simpleString()) for field in fields
+    ]
 
 
-def _kind(kind: DataType) -> Kind:
-    if isinstance(kind, StringType):
+def _classify_type(dtype: DataType) -> Kind:
+    if isinstance(dtype, StringType):
         return "text"
-    if isinstance(kind, BooleanType | IntegralType):
+    if isinstance(dtype, BooleanType | IntegralType):
         return "label"
-    return "messages" if is_conversation(kind) else "other"
+    return "messages" if is_conversation(dtype) else "other"
 
 
 def describe_columns(frame: DataFrame) -> str:

@@ -1,4 +1,4 @@
-"""One schema for Parquet files that have several: columns that some files lack, and types that can be widened."""
+"""Reads Parquet files whose schemas differ: some files lack columns, or the types of a column can be widened without loss."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def read_parquet(
         if _CONFLICT not in str(error) and not has_other_types:
             raise
         if session.context(spark) is None:
-            raise _unreadable_there(paths[0], error) from error
+            raise _build_type_error(paths[0], error) from error
     if has_other_types:
         # NB: the setting must stay: it also applies when the rows are read.
         spark.conf.set(footers.NANOSECONDS_AS_LONG, "true")
@@ -115,6 +115,7 @@ def _refusing_nanoseconds(spark: SparkSession) -> Iterator[None]:
 
 def _union(reader: DataFrameReader, files: Mapping[str, Footer]) -> DataFrame:
     """Return the rows of files with the columns of all of them, according to the footers of the files."""
+    # The files of each schema.
     groups: dict[str, list[str]] = {}
     columns: dict[str, StructField] = {}
     for file, footer in files.items():
@@ -131,7 +132,7 @@ def _union(reader: DataFrameReader, files: Mapping[str, Footer]) -> DataFrame:
     (merged, first), *remaining = zip((frame.schema for frame in frames), first_files, strict=True)
     for schema, file in remaining:
         merged = _merge_fields(merged, schema, file, first)
-    # A column that is empty in every file stays, with the type in one of the files.
+    # A column that is empty in every file has been left out: it gets the type that it has in one of the files.
     empty = columns.keys() - {*merged.fieldNames()}
     merged = StructType([*merged.fields, *(field for name, field in columns.items() if name in empty)])
     frame = reduce(lambda union, part: union.unionByName(part), (frame.to(merged) for frame in frames))
@@ -182,7 +183,7 @@ def _check_pointers(
             ) from error
 
 
-def _unreadable_there(path: str, error: Exception) -> DataError:
+def _build_type_error(path: str, error: Exception) -> DataError:
     """Return the error of types on compute without access to the JVM, which cannot read footers."""
     return DataError(
         "WrongColumnType",
@@ -200,18 +201,22 @@ def _without_empty_columns(frame: DataFrame) -> DataFrame:
 def _merge_fields(
     left_type: StructType, right_type: StructType, file: str, first: str, prefix: str = ""
 ) -> StructType:
-    theirs = {field.name: field.dataType for field in right_type.fields}
+    """Return the fields of both types; `prefix` precedes the names of the fields in messages, see `_merge_types`."""
+    right_types = {field.name: field.dataType for field in right_type.fields}
     fields = []
     for field in left_type.fields:
         kind = field.dataType
-        if field.name in theirs:
-            kind = _merge_types(kind, theirs.pop(field.name), file, first, f"{prefix}{field.name}")
+        if field.name in right_types:
+            kind = _merge_types(kind, right_types.pop(field.name), file, first, f"{prefix}{field.name}")
         fields.append(StructField(field.name, kind))
-    return StructType([*fields, *(StructField(name, kind) for name, kind in theirs.items())])
+    return StructType([*fields, *(StructField(name, kind) for name, kind in right_types.items())])
 
 
 def _merge_types(left_type: DataType, right_type: DataType, file: str, first: str, name: str) -> DataType:
-    """Return the type that can represent the values of both types without loss."""
+    """Return the type that can represent the values of both types without loss.
+
+    For messages, `first` is the first file with `left_type`, `file` has `right_type`, and `name` is the column or the path of a field in it.
+    """
     if left_type == right_type:
         return left_type
     if isinstance(left_type, StructType) and isinstance(right_type, StructType):

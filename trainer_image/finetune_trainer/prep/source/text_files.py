@@ -1,6 +1,6 @@
-"""Refuses text files that are not UTF-8, and JSON with half of a character.
+"""Refuses text files that Spark would misread: not UTF-8, JSON lines with arrays or halves of characters, pointers of Git LFS.
 
-NB: Spark silently reads other bytes as U+FFFD, and half of a surrogate pair as a question mark.
+NB: Spark silently reads bytes that are not UTF-8 as U+FFFD, and half of a surrogate pair as a question mark.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def checking_on_failure(spark: SparkSession, files: TextFiles | None) -> Iterato
     """If the columns of files are refused, check whether unreadable lines are the cause.
 
     Raises:
-        DataError: a line cannot be read; if all can be read, the error of the columns.
+        DataError: the error of the first unreadable line; if all lines are readable, the error of the columns.
     """
     try:
         yield
@@ -66,23 +66,23 @@ def checking_on_failure(spark: SparkSession, files: TextFiles | None) -> Iterato
 def check(
     spark: SparkSession, kind: str, paths: Sequence[str], settings: Mapping[str, str] | None = None
 ) -> None:
-    """Read the lines of text files once, and check that they are text.
+    """Read the lines of text files, and check that Spark reads them correctly.
 
     Args:
         kind: JSONLines or CSV.
         settings: settings of the reader.
 
     Raises:
-        DataError: a line is not text; the message names it.
+        DataError: a file is a pointer of Git LFS, or a line is unreadable; the message names it.
     """
     lines = _read_lines(spark, [*paths], settings)
     pointer = _find_pointer(lines)
     if pointer is not None:
         raise DataError("UnreadableSource", explain_unreadable_line(1, as_named(unquote(pointer)), POINTER))
-    wrong = lines.where(_find_reason(kind).isNotNull()).select(_FILE).head()
-    if wrong is None:
+    unreadable = lines.where(_find_reason(kind).isNotNull()).select(_FILE).head()
+    if unreadable is None:
         return
-    file = str(wrong[_FILE])
+    file = str(unreadable[_FILE])
     number, reason = _find_line(lines.where(sf.col(_FILE) == file), kind)
     raise DataError("UnreadableSource", explain_unreadable_line(number, as_named(unquote(file)), reason))
 
@@ -101,13 +101,13 @@ def find_line(spark: SparkSession, file: str, settings: Mapping[str, str], row: 
 
 
 def _find_pointer(lines: DataFrame) -> str | None:
-    """Return a file that is a pointer of Git LFS, by its first line: a later line may be a value that quotes one.
+    """Return a file that is a pointer of Git LFS, by its first line: a later line may be a value that quotes a pointer.
 
     NB: Spark lists the files by their size, and opens only the small files.
     """
     small = lines.where(sf.col(_BYTES) < _POINTER_LIMIT_BYTES)
-    quoting = small.where(sf.col(_VALUE).startswith(BEGINNING_OF_POINTER)).select(_FILE).distinct()
-    for (file,) in quoting.collect():
+    candidates = small.where(sf.col(_VALUE).startswith(BEGINNING_OF_POINTER)).select(_FILE).distinct()
+    for (file,) in candidates.collect():
         first = small.where(sf.col(_FILE) == file).head()
         if first is not None and str(first[_VALUE]).startswith(BEGINNING_OF_POINTER):
             return str(file)
@@ -130,6 +130,7 @@ def _find_reason(kind: str) -> Column:
     reason = sf.when(~sf.is_valid_utf8(value), NOT_UTF8)
     if kind != "JSONLines":
         return reason
+    # `contains` is cheaper than the regular expression, and false for most lines.
     has_half = value.contains("\\u") & value.rlike(_HALF_ESCAPED)
     return reason.when(value.rlike(r"^\s*\["), ARRAY).when(has_half, HALF_CHARACTER)
 

@@ -50,7 +50,7 @@ _RETRY_TIMEOUT_SECONDS = 60
 _FORMATS = {"DELTA": "Delta", "PARQUET": "Parquet"}
 # Types of tables that have files; None: the server reports no type.
 _TABLE_TYPES = (None, TableType.MANAGED, TableType.EXTERNAL)
-# Features of a Delta table with which only its catalog knows the newest version.
+# Features of Delta tables whose newest version only the catalog has.
 _CATALOG_MANAGED_FEATURES = ("delta.feature.catalogManaged", "delta.feature.catalogOwned-preview")
 _DATABRICKS_ADVICE = "use data.prepare.spark.mode Databricks"
 # A message of a server may be long.
@@ -63,9 +63,12 @@ Config.attributes()
 
 
 class _TableReference(NamedTuple):
-    """A table of a server; `field` is the field of the recipe that names the table."""
+    """A table of a server.
 
-    field: str
+    label: the recipe's field with the table's name, for messages: `data.source.table main.sales.orders`.
+    """
+
+    label: str
     table: str
     host: str
 
@@ -99,7 +102,7 @@ def locate(table: str, kind: str, field: str, catalog: Catalog) -> Place:
 
 @contextmanager
 def _log_in(catalog: Catalog) -> Iterator[WorkspaceClient]:
-    """Yield a client of the server.
+    """Yield a client of the server. NB: the SDK may log in only on the first request, so errors of the `with` block are translated too.
 
     Raises:
         DataError: the login is not complete, or the server does not accept it.
@@ -117,9 +120,11 @@ def _build_config(catalog: Catalog) -> Config:
         # NB: auth_type keeps the SDK from sending this server the login of another workspace in the environment.
         login = {"token": token, "auth_type": "pat"} if token else {"credentials_strategy": _Anonymous()}
         return _Login(host=catalog.unity_catalog.uri, **login)
+    # In the order of SECRET_KEYS.
     host, token, client, secret = (os.environ.get(f"{DATABRICKS_PREFIX}{key}") for key in SECRET_KEYS)
     secret_ref = catalog.databricks and catalog.databricks.secret_ref
-    if secret_ref and not (host and (token or (client and secret))):
+    is_complete = host and (token or (client and secret))
+    if secret_ref and not is_complete:
         # NB: the SDK would read the missing values from the environment, which may contain the login to another workspace.
         raise ValueError(
             f"Secret {secret_ref.name} of data.prepare.catalog needs DATABRICKS_HOST, and DATABRICKS_TOKEN or DATABRICKS_CLIENT_ID and "
@@ -183,14 +188,14 @@ def _translate_errors(
     except (DatabricksError, requests.RequestException, TimeoutError) as error:
         raise TrainingError(
             "CatalogUnreachable",
-            f"Unity Catalog at {reference.host} does not respond to the request for {reference.field}: {_shorten(error)}",
+            f"Unity Catalog at {reference.host} does not respond to the request for {reference.label}: {_shorten(error)}",
         ) from error
 
 
 def _build_table_error(reference: _TableReference, answer: str) -> DataError:
     return DataError(
         "MissingSource",
-        f"{reference.field} is not in Unity Catalog at {reference.host}, or the principal of data.prepare.catalog has "
+        f"{reference.label} is not in Unity Catalog at {reference.host}, or the principal of data.prepare.catalog has "
         f"no access to it: correct the name, or grant USE CATALOG, USE SCHEMA and SELECT ({answer})",
     )
 
@@ -198,7 +203,7 @@ def _build_table_error(reference: _TableReference, answer: str) -> DataError:
 def _build_credentials_error(reference: _TableReference, answer: str) -> DataError:
     return DataError(
         "CatalogForbidden",
-        f"Unity Catalog at {reference.host} issues no credentials for the files of {reference.field}: grant SELECT on "
+        f"Unity Catalog at {reference.host} issues no credentials for the files of {reference.label}: grant SELECT on "
         f"the table and EXTERNAL USE SCHEMA on {reference.schema}, and allow external data access in the metastore "
         f"({answer})",
     )
@@ -208,33 +213,35 @@ def _check_table(info: TableInfo, kind: str, reference: _TableReference) -> None
     """Check that the files of a table contain exactly its rows, and have the type that the recipe names.
 
     Raises:
-        DataError: they do not, or have another type.
+        DataError: the files contain other rows, or have another type.
     """
     if info.table_type not in _TABLE_TYPES:
         raise DataError(
             "UnreadableSource",
-            f"{reference.field} is a {_enum_value(info.table_type)}, which has no files: {_DATABRICKS_ADVICE}",
+            f"{reference.label} is a {_enum_value(info.table_type)}, which has no files: {_DATABRICKS_ADVICE}",
         )
     if info.row_filter or any(column.mask for column in info.columns or []):
         raise DataError(
             "UnreadableSource",
-            f"{reference.field} has a row filter or a column mask, which only the workspace applies: {_DATABRICKS_ADVICE}",
+            f"{reference.label} has a row filter or a column mask, which only the workspace applies: {_DATABRICKS_ADVICE}",
         )
     if any((info.properties or {}).get(feature) == "supported" for feature in _CATALOG_MANAGED_FEATURES):
         raise DataError(
             "UnreadableSource",
-            f"{reference.field} is a catalog-managed table, whose newest version only its catalog knows: {_DATABRICKS_ADVICE}",
+            f"{reference.label} is a catalog-managed table, whose newest version only its catalog knows: {_DATABRICKS_ADVICE}",
         )
     format_name = _enum_value(info.data_source_format)
+    source_field, *_ = reference.label.split(".table", 1)
     if _FORMATS.get(format_name.upper()) != kind:
         raise DataError(
             "UnreadableSource",
-            f"{reference.field} is in the format {format_name}, and {reference.field.split('.table', 1)[0]}.type is {kind}: correct the type, or "
+            f"{reference.label} is in the format {format_name}, and {source_field}.type is {kind}: correct the type, or "
             f"name a {kind} table",
         )
 
 
-def _enum_value(value: TableType | object) -> str:
+def _enum_value(value: object) -> str:
+    """Return the text of an enum of the SDK, which may be missing or a plain text."""
     return str(getattr(value, "value", value))
 
 
@@ -260,7 +267,7 @@ def _build_place(location: str, credentials: AwsCredentials | None, reference: _
         where = "a folder of the server" if url.scheme in ("", "file") else "in another storage"
         raise DataError(
             "UnreadableSource",
-            f"the files of {reference.field} are at {location}, {where}, but a preparation in this cluster reads "
+            f"the files of {reference.label} are at {location}, {where}, but a preparation in this cluster reads "
             "Unity Catalog tables only from s3://: move the table, or use path with your own credentials",
         )
     if credentials is None or not credentials.access_key_id or not credentials.secret_access_key:

@@ -1,4 +1,4 @@
-"""Counts of rows at a place of the plan."""
+"""Counts the rows of a frame, at its place in a Spark plan, while an action runs the plan."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Counter:
-    """Counts the rows of a frame, in the pass that another action runs.
+    """Counts the rows of a frame, in an action that reads the frame for another purpose.
 
     NB: Spark adds up what each task observed. When an executor is lost, the tasks whose results it kept run again, and their rows
     count twice. `read` can then count the rows again, each once, in a separate action.

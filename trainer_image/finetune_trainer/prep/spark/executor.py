@@ -29,11 +29,12 @@ _ARGUMENTS = {
     "--resourceProfileId": "SPARK_RESOURCE_PROFILE_ID",
     "--podName": "SPARK_EXECUTOR_POD_NAME",
 }
+# The variables with the options of the JVM, one each, numbered in their order.
 _OPTION = re.compile(r"SPARK_JAVA_OPT_(\d+)")
 
 
 def main() -> int:
-    """Become the executor; return only if that is not possible."""
+    """Replace this process with the JVM of the executor; return an exit code only if a variable is missing."""
     environment = dict(os.environ)
     missing = [name for name in (*_ARGUMENTS.values(), "SPARK_EXECUTOR_MEMORY") if name not in environment]
     if missing:
@@ -41,10 +42,10 @@ def main() -> int:
         return 64  # EX_USAGE
     home = find_spark_home()
     environment |= {"SPARK_HOME": str(home), "PYSPARK_PYTHON": sys.executable}
-    words = build_command(environment, home)
+    command = build_command(environment, home)
     # NB: Spark unpacks what the driver sends into the working directory, which must not be on the root filesystem: that is read-only.
     os.chdir(tempfile.gettempdir())
-    return os.execve(words[0], words, environment)  # noqa: S606 - the JVM takes the place of this process
+    return os.execve(command[0], command, environment)  # noqa: S606 - the JVM takes the place of this process
 
 
 def find_spark_home() -> Path:

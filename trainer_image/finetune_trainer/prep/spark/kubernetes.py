@@ -196,10 +196,10 @@ def delete_executors(
     request = urllib.request.Request(  # noqa: S310 - the API server's address
         url, method="DELETE", headers={"Authorization": f"Bearer {token}", "Accept": "application/json"}
     )
-    trusted = ssl.create_default_context(cafile=os.fspath(account / "ca.crt"))
+    tls_context = ssl.create_default_context(cafile=os.fspath(account / "ca.crt"))
     # NB: the proxy in the pod's environment variables is for servers outside the cluster.
     opener = urllib.request.build_opener(
-        urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=trusted)
+        urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=tls_context)
     )
     try:
         opener.open(request, timeout=_TIMEOUT_SECONDS).close()

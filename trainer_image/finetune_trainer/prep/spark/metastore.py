@@ -36,10 +36,13 @@ def read_parquet(spark: SparkSession, table: str, field: str) -> DataFrame:
         row["col_name"]: row["data_type"] for row in spark.sql(f"DESCRIBE TABLE EXTENDED {name}").collect()
     }
     provider, serde = properties.get("Provider", ""), properties.get("Serde Library", "")
-    if provider.lower() != "parquet" and not (provider.lower() == "hive" and "Parquet" in serde):
+    # For a table that Hive created, only the serde shows the format. A view has no provider.
+    is_parquet = provider.lower() == "parquet" or (provider.lower() == "hive" and "Parquet" in serde)
+    if not is_parquet:
+        kind = f"in the format {provider}" if provider else "a view"
         raise DataError(
             "UnreadableSource",
-            f"{field} {table} is {f'in the format {provider}' if provider else 'a view'}, and its source has the type Parquet: correct "
+            f"{field} {table} is {kind}, and its source has the type Parquet: correct "
             "the type, or name a Parquet table",
         )
     return spark.table(name)

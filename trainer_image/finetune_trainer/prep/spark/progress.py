@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
     from finetune_trainer.pod.mlflow_run import Tracker
 
+# The steps, as people see them.
 READING, EVALUATION_SETS, NEAR_DUPLICATES = "reading", "evaluation sets", "near duplicates"
 TOKENS, WRITING = "tokens", "writing"
-"""The steps, as people see them."""
 _INTERVAL_SECONDS = 2.0
 
 
 class Tasks(NamedTuple):
-    """Tasks of a step that Spark has created and completed."""
+    """The number of completed tasks of a step, and of all its tasks that Spark has created so far."""
 
     done: int
     total: int
@@ -78,7 +78,7 @@ class Progress:
     """Shows which step of a preparation runs, and its percent.
 
     Args:
-        counter: counts the tasks for the percent; None: steps are shown without it.
+        counter: counts the tasks for the percent; None: steps are shown without a percent.
     """
 
     def __init__(self, show: Show, counter: TaskCounter | None) -> None:
@@ -100,8 +100,8 @@ class Progress:
     def tell(self) -> None:
         """Show the percent of the step, if it has grown.
 
-        NB: Spark adds the later stages of a step only after the earlier stages, which lowers the percent. So a lower percent is not
-        shown, and a step is at 99% at most until the next step begins.
+        NB: Spark creates the later stages of a step only after the earlier stages, which lowers the percent. So a lower percent is not
+        shown, and no step reaches more than 99%.
         """
         step = self._step
         if self._counter is None or not step:

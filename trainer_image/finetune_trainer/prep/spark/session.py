@@ -1,4 +1,4 @@
-"""The Spark session of a preparation: Spark runs in the prep pod, all of it or only its driver."""
+"""The Spark session of a preparation: all of Spark in the prep pod, only its driver there, or the session of a Databricks run."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ _LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
 # NB: G1, the JVM's default, collects garbage concurrently on the same cores: on two cores, 500,000 rows took 131 s with it
 # and 113 s without (docs/design/speed.md).
 _SERIAL, _FEW_CORES = "-XX:+UseSerialGC", 2
-_COLLECTOR, _JVM_OPTIONS = re.compile(r"-XX:\+Use\w*GC\b"), ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS")
+_COLLECTOR = re.compile(r"-XX:\+Use\w*GC\b")
+# Variables from which the JVM reads options.
+_JVM_OPTIONS = ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS")
 # Limit for Spark's listeners to receive their events.
 _LISTENER_TIMEOUT_MILLISECONDS = 10_000
 
@@ -47,7 +49,7 @@ _LISTENER_TIMEOUT_MILLISECONDS = 10_000
 _EXCLUDED_RULES = "org.apache.spark.sql.catalyst.optimizer.PropagateEmptyRelation"
 _EXCLUDED_ADAPTIVE_RULES = "org.apache.spark.sql.execution.adaptive.AQEPropagateEmptyRelation"
 
-# Settings with several values: the recipe's values follow ours.
+# Settings with several values, and the separator of the values: the recipe's values are appended to the defaults.
 _JOINED_SETTINGS = {
     "spark.sql.optimizer.excludedRules": ",",
     "spark.sql.adaptive.optimizer.excludedRules": ",",
@@ -167,7 +169,7 @@ def attach() -> SparkSession:
 
 
 def context(spark: SparkSession) -> SparkContext | None:
-    """Return the context of a session; None on Databricks compute whose Python has no way to the JVM.
+    """Return the context of a session; None on Databricks compute whose Python has no access to the JVM.
 
     That is serverless compute, and clusters with the access mode Standard.
     """
@@ -187,7 +189,7 @@ def find_next_job(spark: SparkSession) -> int:
     if spark_context is None:
         return 0
     try:
-        number: int = spark_context._jsc.sc().dagScheduler().numTotalJobs()  # noqa: SLF001 - Spark has no other way
+        number: int = spark_context._jsc.sc().dagScheduler().numTotalJobs()  # noqa: SLF001 - Spark has no public API
     except Py4JError:
         return 0
     return number
@@ -208,7 +210,7 @@ def count_failures(spark: SparkSession, first_job: int) -> int | None:
         return None
     try:
         # The status store, which counts the failures, receives its events over this bus.
-        spark_context._jsc.sc().listenerBus().waitUntilEmpty(_LISTENER_TIMEOUT_MILLISECONDS)  # noqa: SLF001 - Spark has no other way
+        spark_context._jsc.sc().listenerBus().waitUntilEmpty(_LISTENER_TIMEOUT_MILLISECONDS)  # noqa: SLF001 - Spark has no public API
         return _count_lost_executors(spark_context) + _count_failed_tasks_and_stages(spark_context, first_job)
     except Py4JError:
         return None
@@ -221,7 +223,7 @@ def _count_lost_executors(spark_context: SparkContext) -> int:
     recompute its results, but the store is updated when Kubernetes reports the reason: after 30 seconds, if Spark misses the deletion of
     a pod.
     """
-    spark = spark_context._jsc.sc()  # noqa: SLF001 - Spark has no other way
+    spark = spark_context._jsc.sc()  # noqa: SLF001 - Spark has no public API
     executors = spark.statusStore().executorList(False)
     names = {executors.apply(position).id() for position in range(executors.size())} - {"driver"}
     return sum(not spark.schedulerBackend().isExecutorActive(name) for name in names)
@@ -229,7 +231,7 @@ def _count_lost_executors(spark_context: SparkContext) -> int:
 
 def _count_failed_tasks_and_stages(spark_context: SparkContext, first_job: int) -> int:
     # NB: Spark keeps 1,000 jobs and lists the newest one first. Each number is a call of the JVM, so older jobs are not read.
-    job_list = spark_context._jsc.sc().statusStore().jobsList(None)  # noqa: SLF001 - Spark has no other way
+    job_list = spark_context._jsc.sc().statusStore().jobsList(None)  # noqa: SLF001 - Spark has no public API
     newest_jobs = (job_list.apply(position) for position in range(job_list.size()))
     jobs = takewhile(lambda job: job.jobId() >= first_job, newest_jobs)
     return sum(job.numFailedTasks() + job.numFailedStages() for job in jobs)
@@ -310,6 +312,7 @@ def build_settings(
             spark, driver, jars=jars, scratch=scratch, options=options, memory=memory
         )
     elif spark.executor_pods:
+        # spark-submit made this pod.
         defaults = {name: value for name, value in defaults.items() if name not in _SUBMITTED_SETTINGS}
         defaults |= kubernetes.build_executor_settings(spark, jars=jars, options=options)
     if refusal := spark_conf.refusal(spark.conf):

@@ -31,7 +31,7 @@ _ADDRESS = "SPARK_DRIVER_BIND_ADDRESS"
 
 
 def main() -> int:
-    """Become the driver; return only if that is not possible."""
+    """Replace this process with spark-submit; return an exit code only if that fails."""
     role, words = sys.argv[1:2], sys.argv[2:]
     missing = [
         name for name in (_ADDRESS, ENV_POD_NAMESPACE, ENV_EXECUTOR_SELECTOR) if name not in os.environ
@@ -42,18 +42,19 @@ def main() -> int:
             f"{mistake}: only the driver's pod of a SparkApplication can start this command", file=sys.stderr
         )
         return 64  # EX_USAGE
-    return exit_status.run(partial(_become_driver, words))
+    return exit_status.run(partial(_exec_spark_submit, words))
 
 
-def _become_driver(words: Sequence[str]) -> NoReturn:
+def _exec_spark_submit(words: Sequence[str]) -> NoReturn:
+    """Delete the executors of an earlier driver, and replace this process with spark-submit."""
     recipe = Recipe.load(os.environ.get(ENV_RECIPE, RECIPE_PATH))
     prepare = build_request(recipe).prepare
     home = find_spark_home()
-    arguments = build_command(prepare, words, os.environ, home)
+    command = build_command(prepare, words, os.environ, home)
     kubernetes.delete_executors(os.environ[ENV_POD_NAMESPACE], os.environ[ENV_EXECUTOR_SELECTOR])
     # NB: the working directory must not be on the root filesystem, which is read-only.
     os.chdir(tempfile.gettempdir())
-    os.execve(arguments[0], arguments, build_environment(os.environ, home))  # noqa: S606 - the JVM takes the place of this process
+    os.execve(command[0], command, build_environment(os.environ, home))  # noqa: S606 - the JVM takes the place of this process
 
 
 def build_command(

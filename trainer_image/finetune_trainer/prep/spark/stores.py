@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+# Hadoop's package of login providers for Azure.
 _AZURE = "org.apache.hadoop.fs.azurebfs.oauth2"
 _AUTHORITY = "https://login.microsoftonline.com/"
 _MIB = 2**20
@@ -68,15 +69,13 @@ def gs_settings(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def abfs_settings(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the settings of Azure Data Lake Storage.
+    """Return the settings of Azure Data Lake Storage; empty if the environment has no login.
 
-    The login is a pod's workload identity, a service principal, or the key of one account.
+    The login is a pod's workload identity, a service principal, or the key of one account: the first that is complete.
     """
     client, tenant = environment.get("AZURE_CLIENT_ID"), environment.get("AZURE_TENANT_ID")
-    token_file, account = (
-        environment.get("AZURE_FEDERATED_TOKEN_FILE"),
-        environment.get("AZURE_STORAGE_ACCOUNT"),
-    )
+    token_file = environment.get("AZURE_FEDERATED_TOKEN_FILE")
+    account = environment.get("AZURE_STORAGE_ACCOUNT")
     authority = environment.get("AZURE_AUTHORITY_HOST") or _AUTHORITY
     if client and tenant and token_file:
         return _oauth_settings("WorkloadIdentityTokenProvider", client) | {

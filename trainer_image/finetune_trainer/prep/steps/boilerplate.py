@@ -1,4 +1,7 @@
-"""Text that many texts of a corpus share, for example a template, a licence or a fixed instruction."""
+"""Finds text that many texts of a corpus share, for example a template, a licence or a fixed instruction.
+
+Text is compared as shingles: hashes of runs of a few words, see `sketch`.
+"""
 
 from __future__ import annotations
 
@@ -19,24 +22,21 @@ if TYPE_CHECKING:
 # Runs of words that at most this many texts share are not boilerplate, in a corpus of any size: GPT-3's decontamination ignores
 # runs that more texts share (Brown et al. 2020, appendix C).
 _MAX_TEXTS = 10
-# Share of the texts of a corpus. A run in fewer texts is from copies of a text, which are near duplicates.
+# Boilerplate is in more than this share of the texts of a large corpus. A run in fewer texts is from copies of a text, which are near duplicates.
 _SHARE = 0.02
 # Size of the sample: a run in _SHARE of all texts is in about 400 of these, enough to count it reliably.
 _SAMPLED_TEXTS = 20_000
 _BUCKETS = 2**30
 _TEXTS_PER_BATCH = 500
-# Runs that every Python worker keeps in memory, 9 bytes each. Only the most frequent runs are kept.
+# Shingles that every Python worker keeps in memory, 9 bytes each. Only the most frequent shingles are kept.
 _MAX_SHINGLES = 200_000
 _SHINGLE, _TEXTS = "shingle", "texts"
 
 
 def limit(texts: int, share: float = _SHARE) -> int:
-    """Return how many texts may share a run of words before it is boilerplate.
+    """Return how many of `texts` texts may share a run of words before it is boilerplate.
 
-    Args:
-        texts: the number of texts.
-        share: the limit as a share of the texts, if that is more than ten of them. Below 20 texts, the limit is half of them, but
-            at least 2.
+    The limit is ten texts, or `share` of the texts if that is more. Below 20 texts, it is half of them, but at least 2.
     """
     return max(2, min(_MAX_TEXTS, texts // 2), int(texts * share))
 
@@ -51,7 +51,7 @@ def find_boilerplate(frame: DataFrame, text: str, texts: int) -> Boilerplate:
         texts: the number of rows.
     """
     sampled = min(texts, _SAMPLED_TEXTS)
-    # Not even a run in all texts would exceed the limit.
+    # Not even a shingle in all texts would exceed the limit.
     if sampled <= limit(sampled):
         return Boilerplate(np.empty(0, np.uint64), np.empty(0, np.bool_))
     if sampled < texts:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def check(tokenizer: PreTrainedTokenizerBase, recipe: Recipe) -> None:
-    """Check that a tokenizer has a chat template, which renders tools if the recipe names a column of tools.
+    """Check that a tokenizer has a chat template that fits the recipe; warn if servers would not stop after an answer.
 
     Raises:
         RecipeRefusedError: the model has no chat template, the template ignores tools and data.prepare.onTemplateError is Fail, or answers
@@ -31,12 +31,8 @@ def check(tokenizer: PreTrainedTokenizerBase, recipe: Recipe) -> None:
         print(f"NB: {missing}", flush=True)
     # With Drop, the conversations that have tools are dropped, and the others are kept.
     drops_refused_rows = prepare is not None and prepare.on_template_error == "Drop"
-    if (
-        columns
-        and columns.tools
-        and not drops_refused_rows
-        and not template_omissions.renders_tools(tokenizer)
-    ):
+    must_render_tools = columns and columns.tools and not drops_refused_rows
+    if must_render_tools and not template_omissions.renders_tools(tokenizer):
         raise RecipeRefusedError(
             f"data.columns.tools requires a chat template that renders tools, and the one of {base} does not: set "
             "model.chatTemplate, remove data.columns.tools, or drop conversations with tools by "

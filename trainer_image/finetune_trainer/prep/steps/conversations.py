@@ -1,4 +1,4 @@
-"""Spark expressions for conversations, both those in a source and those made of prompts and answers.
+"""Spark expressions for conversations: conversations in a source, and conversations made of prompts and answers.
 
 A conversation is a list of {role, content} with the fields `Form.carried`. Structures in the source, for example tool_calls,
 become JSON text, so that sources with different structures have the same columns.
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from finetune_trainer.prep.plan import Form
 
-_NO_TOOLS = "[]"
+_EMPTY_LIST = "[]"
 _CALLS = "tool_calls"
 
 
@@ -61,11 +61,11 @@ def tools(frame: DataFrame, name: str) -> Column:
     kind = frame.schema[name].dataType
     column = sf.col(quoted(name))
     if isinstance(kind, NullType):
-        return sf.lit(_NO_TOOLS)
+        return sf.lit(_EMPTY_LIST)
     if isinstance(kind, StringType):
         is_list = sf.from_json(column, ArrayType(StringType())).isNotNull()
         blank = column.isNull() | ~column.rlike(r"(?U)\S")
-        return sf.when(blank, sf.lit(_NO_TOOLS)).when(is_list, column)
+        return sf.when(blank, sf.lit(_EMPTY_LIST)).when(is_list, column)
     if isinstance(kind, ArrayType) and isinstance(kind.elementType, StructType | MapType):
         is_written = plain_text.written(name) in frame.columns
         json_text = (
@@ -73,7 +73,7 @@ def tools(frame: DataFrame, name: str) -> Column:
             if is_written
             else plain_text.write_json(column, kind)
         )
-        return sf.coalesce(json_text, sf.lit(_NO_TOOLS))
+        return sf.coalesce(json_text, sf.lit(_EMPTY_LIST))
     raise DataError(
         "WrongColumnType",
         f"column {name} holds {kind.simpleString()}: tools are a list of definitions, or the same as JSON text",
@@ -81,8 +81,9 @@ def tools(frame: DataFrame, name: str) -> Column:
 
 
 def _parse_column(name: str, kind: DataType, form: Form) -> Column:
+    """Return the conversations of a column, with the fields role, content and `Form.carried`; raises as `parse` does."""
     column, carried = sf.col(quoted(name)), form.carried
-    # The fields of a message, and their names in the source.
+    # The names of a message's fields in the source, by the names that the fields get.
     fields = {field: field for field in ("role", "content", *carried)}
     if form.weight and WEIGHT in fields:
         fields[WEIGHT] = form.weight
@@ -97,41 +98,41 @@ def _parse_column(name: str, kind: DataType, form: Form) -> Column:
             f"column {name} holds {kind.simpleString()}: conversations are lists of {{role, content}}, or the same as JSON "
             "text",
         )
-    assert isinstance(kind, ArrayType)  # noqa: S101 - conversations are
+    assert isinstance(kind, ArrayType)  # noqa: S101 - see `is_conversation`
     assert isinstance(kind.elementType, StructType)  # noqa: S101
     message_type = kind.elementType
-    kinds = {field.name: field.dataType for field in message_type}
+    types = {field.name: field.dataType for field in message_type}
 
-    def field(turn: Column, name: str) -> Column:
-        if name == _CALLS and LEGACY_CALL in kinds:
-            calls = sf.nullif(as_is(turn, name), sf.lit(_NO_TOOLS))
-            return sf.coalesce(calls, _wrap_call(as_is(turn, LEGACY_CALL)))
-        return as_is(turn, name)
+    def read_field(message: Column, name: str) -> Column:
+        if name == _CALLS and LEGACY_CALL in types:
+            calls = sf.nullif(read_as_is(message, name), sf.lit(_EMPTY_LIST))
+            return sf.coalesce(calls, _wrap_call(read_as_is(message, LEGACY_CALL)))
+        return read_as_is(message, name)
 
-    def as_is(turn: Column, name: str) -> Column:
+    def read_as_is(message: Column, name: str) -> Column:
         if name == "content":
-            return content.text_of(turn, message_type)
+            return content.text_of(message, message_type)
         if name == "role":
-            names = [field_name for field_name in (name, FIELDS[name]) if field_name in kinds]
-            return sf.coalesce(*(turn[field_name].cast("string") for field_name in names))
-        if name not in kinds:
+            names = [field_name for field_name in (name, FIELDS[name]) if field_name in types]
+            return sf.coalesce(*(message[field_name].cast("string") for field_name in names))
+        if name not in types:
             return sf.lit(None).cast("string")
         # A weight that has another name in the source is not in `carried`, and is written as plain text.
-        structure = isinstance(kinds[name], ArrayType | StructType | MapType) and name in (
-            *carried,
-            LEGACY_CALL,
-        )
-        write = plain_text.write_json if structure else plain_text.write
-        return write(turn[name], kinds[name])
+        can_be_json = name in (*carried, LEGACY_CALL)
+        is_json = can_be_json and isinstance(types[name], ArrayType | StructType | MapType)
+        write = plain_text.write_json if is_json else plain_text.write
+        return write(message[name], types[name])
 
     return sf.transform(
         column,
-        lambda turn: _build_message({name: field(turn, source_name) for name, source_name in fields.items()}),
+        lambda message: _build_message(
+            {name: read_field(message, source_name) for name, source_name in fields.items()}
+        ),
     )
 
 
 def _wrap_call(call: Column) -> Column:
-    """Return a call as a list of calls; null if it has no name: some writers add an empty call to messages without one."""
+    """Return a call as a list of calls; null if the call has no name: some writers add an empty call to messages without a call."""
     # The texts before and after a call in the JSON text of a list.
     before, after = wrap_call("\0").split("\0")
     return sf.when(
@@ -140,64 +141,65 @@ def _wrap_call(call: Column) -> Column:
 
 
 def _build_message(fields: dict[str, Column]) -> Column:
-    """Return a message with our roles, null for an empty list of calls, and 1 or 0 for valid weights."""
+    """Return a message of these fields, with roles as in `ROLES`, null for an empty list of calls, and 1 or 0 for valid weights."""
     role = fields["role"]
     for theirs, ours in ROLES.items():
         role = sf.when(fields["role"] == theirs, sf.lit(ours)).otherwise(role)
     fields = fields | {"role": role}
     if _CALLS in fields:
-        fields = fields | {_CALLS: sf.nullif(fields[_CALLS], sf.lit("[]"))}
+        fields = fields | {_CALLS: sf.nullif(fields[_CALLS], sf.lit(_EMPTY_LIST))}
     if WEIGHT in fields:
         word = sf.lower(sf.trim(fields[WEIGHT]))
         for number, is_learned in (("1", True), ("0", False)):
-            words = [word_of_weight for word_of_weight, weight in WEIGHTS.items() if weight is is_learned]
+            words = [text for text, weight in WEIGHTS.items() if weight is is_learned]
             fields = fields | {WEIGHT: sf.when(word.isin(words), sf.lit(number)).otherwise(fields[WEIGHT])}
     return sf.struct(*(value.alias(name) for name, value in fields.items()))
 
 
 def is_blank(name: str, form: Form) -> Column:
-    """Return whether a conversation has a message without a role or without both content and calls, or no message with text or calls.
+    """Return whether a conversation is incomplete or has no text; null for a conversation that is null.
 
-    Null for a conversation that is null.
+    Each message must have a role, and content or calls. One message at least must have calls, or content that is not blank.
     """
 
-    def calls(turn: Column) -> Column:
-        return turn[_CALLS].isNotNull() if _CALLS in form.carried else sf.lit(False)
+    def has_calls(message: Column) -> Column:
+        return message[_CALLS].isNotNull() if _CALLS in form.carried else sf.lit(False)
 
     column = sf.col(quoted(name))
     is_complete = sf.forall(
-        column, lambda turn: turn["role"].isNotNull() & (turn["content"].isNotNull() | calls(turn))
+        column,
+        lambda message: message["role"].isNotNull() & (message["content"].isNotNull() | has_calls(message)),
     )
-    has_text = sf.exists(column, lambda turn: turn["content"].rlike(r"(?U)\S") | calls(turn))
+    has_text = sf.exists(column, lambda message: message["content"].rlike(r"(?U)\S") | has_calls(message))
     return ~(is_complete & has_text)
 
 
 def conversation_text(name: str, form: Form) -> Column:
     """Return the text of a conversation: the fields of its messages except weights, one per line."""
     fields = [field for field in ("role", "content", *form.carried) if field != WEIGHT]
-    turns = sf.transform(
-        sf.col(quoted(name)), lambda turn: sf.concat_ws("\n", *(turn[field] for field in fields))
+    message_texts = sf.transform(
+        sf.col(quoted(name)), lambda message: sf.concat_ws("\n", *(message[field] for field in fields))
     )
-    return sf.concat_ws("\n", turns)
+    return sf.concat_ws("\n", message_texts)
 
 
 def weights(name: str) -> Column:
-    """Return the weights of a conversation's messages as text; 1 for an answer without a weight, and for every other message."""
+    """Return the weights of a conversation's messages as text; 1 for an answer without a weight, and for a message that is not an answer."""
 
-    def weight(turn: Column) -> Column:
-        return sf.coalesce(sf.when(turn["role"] == "assistant", turn[WEIGHT]), sf.lit("1"))
+    def weight(message: Column) -> Column:
+        return sf.coalesce(sf.when(message["role"] == "assistant", message[WEIGHT]), sf.lit("1"))
 
     return sf.concat_ws(" ", sf.transform(sf.col(quoted(name)), weight))
 
 
 def has_weights(name: str) -> Column:
     """Return whether a message of a conversation has a weight."""
-    return sf.exists(sf.col(quoted(name)), lambda turn: turn[WEIGHT].isNotNull())
+    return sf.exists(sf.col(quoted(name)), lambda message: message[WEIGHT].isNotNull())
 
 
 def contents(name: str) -> Column:
     """Return the contents of the messages of a conversation, a line for each."""
-    return sf.concat_ws("\n", sf.transform(sf.col(quoted(name)), lambda turn: turn["content"]))
+    return sf.concat_ws("\n", sf.transform(sf.col(quoted(name)), lambda message: message["content"]))
 
 
 def spoken_text(name: str, form: Form) -> Column:
@@ -205,17 +207,18 @@ def spoken_text(name: str, form: Form) -> Column:
 
     Instructions and the results of tools are left out: conversations of one application share them.
     """
-    turns = sf.filter(sf.col(quoted(name)), lambda turn: ~turn["role"].isin(*UNSPOKEN))
+    messages = sf.filter(sf.col(quoted(name)), lambda message: ~message["role"].isin(*UNSPOKEN))
     fields = [field for field in ("content", *REASONING, _CALLS) if field in ("content", *form.carried)]
     return sf.concat_ws(
-        "\n", sf.transform(turns, lambda turn: sf.concat_ws("\n", *(turn[field] for field in fields)))
+        "\n",
+        sf.transform(messages, lambda message: sf.concat_ws("\n", *(message[field] for field in fields))),
     )
 
 
 def count_characters(name: str) -> Column:
     """Return the number of characters of the contents."""
     lengths = sf.transform(
-        sf.col(quoted(name)), lambda turn: sf.coalesce(sf.length(turn["content"]), sf.lit(0))
+        sf.col(quoted(name)), lambda message: sf.coalesce(sf.length(message["content"]), sf.lit(0))
     )
     return sf.aggregate(lengths, sf.lit(0), lambda total, length: total + length)
 
@@ -227,50 +230,48 @@ def build_columns(form: Form) -> list[Column]:
         return message_columns + ([sf.col(quoted(form.tools)).alias(TOOLS)] if form.tools else [])
     rendered = {name: template.render() for name, template in form.rendered.items()}
     if not form.judged:
-        turns = [
-            *_build_system_turn(form),
-            _build_turn("user", rendered[PROMPT], form),
-            _build_turn("assistant", rendered[RESPONSE], form),
+        messages = [
+            *_build_system_message(form),
+            _build_text_message("user", rendered[PROMPT], form),
+            _build_text_message("assistant", rendered[RESPONSE], form),
         ]
         is_rendered = rendered[PROMPT].isNotNull() & rendered[RESPONSE].isNotNull()
-        return [sf.when(is_rendered, sf.array(*turns)).alias(MESSAGES)]
+        return [sf.when(is_rendered, sf.array(*messages)).alias(MESSAGES)]
     # The source columns of the prompt and the answers, in the order of (PROMPT, *form.judged).
     names = [name for name in form.required if name != form.label]
     columns = dict(zip((PROMPT, *form.judged), names, strict=True))
-    return [
-        (
-            sf.col(quoted(column))
-            if column in form.spoken
-            else sf.when(
-                rendered[name].isNotNull(),
-                sf.array(*_build_system_turn(form), _build_turn("user", rendered[name], form))
-                if name == PROMPT
-                else sf.array(_build_turn("assistant", rendered[name], form)),
-            )
-        ).alias(name)
-        for name, column in columns.items()
-    ]
+
+    def build_conversation(name: str, column: str) -> Column:
+        if column in form.spoken:
+            return sf.col(quoted(column))
+        if name == PROMPT:
+            messages = [*_build_system_message(form), _build_text_message("user", rendered[name], form)]
+        else:
+            messages = [_build_text_message("assistant", rendered[name], form)]
+        return sf.when(rendered[name].isNotNull(), sf.array(*messages))
+
+    return [build_conversation(name, column).alias(name) for name, column in columns.items()]
 
 
-def _build_system_turn(form: Form) -> list[Column]:
+def _build_system_message(form: Form) -> list[Column]:
     instruction = form.conversation.system if form.conversation else None
-    return [_build_turn("system", sf.lit(instruction), form)] if instruction is not None else []
+    return [_build_text_message("system", sf.lit(instruction), form)] if instruction is not None else []
 
 
-def _build_turn(role: str, text: Column, form: Form) -> Column:
+def _build_text_message(role: str, text: Column, form: Form) -> Column:
     empty_fields = {name: sf.lit(None).cast("string") for name in form.carried}
     return _build_message({"role": sf.lit(role), "content": text, **empty_fields})
 
 
 def display_text(form: Form) -> Column:
     """Return the conversations of an example in its columns of the table, for people."""
-
-    def turns(column: str) -> Column:
-        return sf.transform(sf.col(column), lambda turn: sf.concat_ws(": ", *_shown(turn, form)))
-
-    return sf.concat_ws("\n", *(sf.col(name) if name == TOOLS else turns(name) for name in form.columns))
-
-
-def _shown(turn: Column, form: Form) -> list[Column]:
     fields = ["role", "content", *([_CALLS] if _CALLS in form.carried else [])]
-    return [turn[field] for field in fields]
+
+    def show_messages(column: str) -> Column:
+        return sf.transform(
+            sf.col(column), lambda message: sf.concat_ws(": ", *(message[field] for field in fields))
+        )
+
+    return sf.concat_ws(
+        "\n", *(sf.col(name) if name == TOOLS else show_messages(name) for name in form.columns)
+    )

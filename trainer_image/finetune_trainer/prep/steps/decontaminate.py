@@ -44,12 +44,13 @@ TEXT = "said"
 """Column with the text that is compared: the texts of an example, one after the other."""
 _ID = "id"
 _FIELD = "data.prepare.decontaminate.sources"
+# The name of a set, the hash of a run of words, its number of words, and the hashes of an example's runs.
 _SET, _GRAM, _WORDS, _GRAMS = "set", "gram", "words", "grams"
 # Runs of words of all evaluation sets that each executor keeps in memory; more are joined by a shuffle.
 _MAX_RUNS_IN_MEMORY = 2_000_000
 # A run of words in more than this share of a set's texts belongs to their template.
 _SHARE = 0.01
-# Texts that are hashed in one batch.
+# Examples whose runs are hashed at once.
 _TEXTS_PER_BATCH = 500
 
 
@@ -92,14 +93,14 @@ def read(
         )
         with text_files.checking_on_failure(spark, evaluation_set.corpus.texts):
             reader.require(evaluation_set.corpus.frame, source.columns or [], source.address)
-            _texts(evaluation_set)
+            _list_texts_by_column(evaluation_set)
         sets.append(evaluation_set)
     return sets
 
 
 def describe(evaluation_set: EvaluationSet) -> str:
     """Return what was read as a line of the log."""
-    return f"evaluation set {evaluation_set.source.name}: {evaluation_set.source.address}{evaluation_set.corpus.at}, columns {', '.join(_texts(evaluation_set))}"
+    return f"evaluation set {evaluation_set.source.name}: {evaluation_set.source.address}{evaluation_set.corpus.at}, columns {', '.join(_list_texts_by_column(evaluation_set))}"
 
 
 def build_results(sets: Sequence[EvaluationSet], shared: dict[str, int]) -> list[status_parts.EvaluationSet]:
@@ -124,21 +125,22 @@ def remove_contaminated(
 
     Args:
         frame: examples; it is read twice.
-        kept_frames: releases what the returned frame needs when it closes.
+        kept_frames: when it closes, it releases what the returned frame needs.
 
     Raises:
         DataError: a set has no text that is long enough.
     """
     decontaminate = prepare.decontaminate
-    assert decontaminate is not None  # noqa: S101 - the caller has asked
+    assert decontaminate is not None  # noqa: S101 - the step is requested
     evaluation_runs = keep(_hash_runs(sets, decontaminate, prepare.redact or []), kept_frames)
-    lengths, size = _measure_runs(evaluation_runs, sets, decontaminate)
+    lengths, run_count = _measure_runs(evaluation_runs, sets, decontaminate)
     example_runs = frame.select(_ID, TEXT).mapInArrow(
         partial(_hash_example_batches, lengths=lengths), f"{_ID} string, {_GRAMS} array<bigint>"
     )
     runs = evaluation_runs.select(_SET, _GRAM)
-    runs = sf.broadcast(runs) if size <= _MAX_RUNS_IN_MEMORY else runs
+    runs = sf.broadcast(runs) if run_count <= _MAX_RUNS_IN_MEMORY else runs
     shared = example_runs.select(_ID, sf.explode(_GRAMS).alias(_GRAM)).join(runs, _GRAM)
+    # The pairs of an example and a set that share a run.
     hits = keep(shared.select(_ID, _SET).distinct(), kept_frames)
     counts = {row[_SET]: row["count"] for row in hits.groupBy(_SET).count().collect()}
     clean = frame.drop(TEXT).join(hits.select(_ID), _ID, "left_anti")
@@ -148,12 +150,12 @@ def remove_contaminated(
     return clean, Shared(examples, _read_samples(frame, hits, prepare.report_samples))
 
 
-def _read_samples(frame: DataFrame, hits: DataFrame, samples: int) -> list[str]:
-    set_of_example = (
-        {row[_ID]: row[_SET] for row in hits.orderBy(_ID, _SET).limit(samples).collect()} if samples else {}
-    )
+def _read_samples(frame: DataFrame, hits: DataFrame, limit: int) -> list[str]:
+    if not limit:
+        return []
+    set_of_example = {row[_ID]: row[_SET] for row in hits.orderBy(_ID, _SET).limit(limit).collect()}
     texts = beginnings(frame, TEXT, set_of_example)
-    return [f"{set_of_example[name]}:\n{text}" for name, text in texts.items()]
+    return [f"{set_of_example[example_id]}:\n{text}" for example_id, text in texts.items()]
 
 
 def _measure_runs(
@@ -166,7 +168,7 @@ def _measure_runs(
             raise DataError(
                 "NothingToCompare",
                 f"the evaluation set {evaluation_set.source.name}, {evaluation_set.source.address}, has no text of {decontaminate.fewest_words} words or more "
-                f"in {' and '.join(_texts(evaluation_set))}: name its text columns in data.prepare.decontaminate.sources, or lower minWords",
+                f"in {' and '.join(_list_texts_by_column(evaluation_set))}: name its text columns in data.prepare.decontaminate.sources, or lower minWords",
             )
     return sorted({row[_WORDS] for row in rows}), sum(row["count"] for row in rows)
 
@@ -183,21 +185,16 @@ def _hash_runs(
     )
     runs = None
     for evaluation_set in sets:
-        texts = sf.flatten(
-            sf.array(
-                *(
-                    sf.coalesce(text, sf.array().cast("array<string>"))
-                    for text in _texts(evaluation_set).values()
-                )
-            )
-        )
+        empty = sf.array().cast("array<string>")
+        lists = [sf.coalesce(texts, empty) for texts in _list_texts_by_column(evaluation_set).values()]
+        texts = sf.flatten(sf.array(*lists))
         rows = (
             evaluation_set.corpus.frame.select(sf.explode(texts).alias(TEXT))
             .where(sf.col(TEXT).isNotNull())
             .distinct()
         )
         counts = rows.mapInArrow(hashed, f"{_GRAM} bigint, {_WORDS} int").groupBy(_GRAM, _WORDS).count()
-        # A run that many texts of a set share belongs to their template, which unrelated tasks may use too.
+        # A run that many texts of a set share belongs to their template, which unrelated examples may share too.
         grams = counts.where(sf.col("count") <= boilerplate.limit(rows.count(), _SHARE))
         runs_of_set = grams.select(sf.lit(evaluation_set.source.name).alias(_SET), _GRAM, _WORDS)
         runs = runs_of_set if runs is None else runs.union(runs_of_set)
@@ -205,8 +202,8 @@ def _hash_runs(
     return runs
 
 
-def _texts(evaluation_set: EvaluationSet) -> dict[str, Column]:
-    """Return the texts of an evaluation set as lists, by column."""
+def _list_texts_by_column(evaluation_set: EvaluationSet) -> dict[str, Column]:
+    """Return the texts of an evaluation set as a column of lists for each source column, by name; raises DataError as `read` does."""
     fields = {
         field.name: field.dataType
         for field in evaluation_set.corpus.frame.schema.fields
@@ -215,9 +212,9 @@ def _texts(evaluation_set: EvaluationSet) -> dict[str, Column]:
     texts_by_column = {
         name: _list_texts(name, fields[name]) for name in evaluation_set.source.columns or fields
     }
-    wrong = [name for name, texts in texts_by_column.items() if texts is None]
-    if wrong and evaluation_set.source.columns:
-        column_name, *_ = wrong
+    without_texts = [name for name, texts in texts_by_column.items() if texts is None]
+    if without_texts and evaluation_set.source.columns:
+        column_name, *_ = without_texts
         raise DataError(
             "WrongColumnType",
             f"column {column_name} of the evaluation set {evaluation_set.source.name} holds {fields[column_name].simpleString()}: name columns "
@@ -241,15 +238,15 @@ def _list_texts(name: str, kind: DataType) -> Column | None:
     if isinstance(kind, ArrayType) and isinstance(kind.elementType, StringType):
         return column
     if is_conversation(kind):
-        role_fields = [name for name in ("role", FIELDS["role"]) if name in kind.elementType.fieldNames()]
+        role_fields = [field for field in ("role", FIELDS["role"]) if field in kind.elementType.fieldNames()]
         # NB: an instruction to the assistant is not a task, and all examples of an application share it.
-        tasks = sf.filter(column, lambda turn: ~_is_instruction(turn, role_fields))
-        return sf.transform(tasks, lambda turn: text_of(turn, kind.elementType, only_texts=True))
+        tasks = sf.filter(column, lambda message: ~_is_instruction(message, role_fields))
+        return sf.transform(tasks, lambda message: text_of(message, kind.elementType, only_texts=True))
     return None
 
 
-def _is_instruction(turn: Column, role_fields: list[str]) -> Column:
-    role = sf.coalesce(*(turn[name] for name in role_fields))
+def _is_instruction(message: Column, role_fields: list[str]) -> Column:
+    role = sf.coalesce(*(message[name] for name in role_fields))
     return sf.coalesce(role.isin(*INSTRUCTING), sf.lit(False))
 
 

@@ -20,11 +20,15 @@ if TYPE_CHECKING:
 
 def flag_rows(frame: DataFrame, plan: Plan) -> DataFrame:
     """Mark each row that a filter drops, see `steps.flag_rows`, and parse the conversations, tools and labels of all rows."""
-    # NB: the filters see tools as they are in the source. In a mix, tools are already JSON text, since its sources may have different
-    # types, and conversations are already parsed.
+    # In a mix, `mix.mix_parts` has parsed conversations, tools and labels: to parse tools and labels again changes no
+    # row that passes the filters.
     is_mix = steps.MIXED_FROM in frame.columns
-    frame = steps.flag_rows(frame if is_mix else conversations.parse(frame, plan.form), plan)
-    return labels.with_labels(conversations.with_tools(frame, plan.form), plan.form)
+    if not is_mix:
+        frame = conversations.parse(frame, plan.form)
+    # NB: the filters see tools and labels as they are in the source.
+    frame = steps.flag_rows(frame, plan)
+    frame = conversations.with_tools(frame, plan.form)
+    return labels.with_labels(frame, plan.form)
 
 
 def join_spoken_texts(plan: Plan) -> Column:

@@ -1,4 +1,4 @@
-"""Labels of unpaired preferences: whether an answer is a good one."""
+"""Labels of unpaired preferences: whether an answer is good."""
 
 from __future__ import annotations
 
@@ -30,9 +30,8 @@ def as_boolean(frame: DataFrame, name: str) -> Column:
         return column
     if isinstance(kind, StringType):
         word = sf.lower(sf.regexp_replace(column, r"(?U)^\s+|\s+$", ""))
-        good, bad = (
-            [text for text, label in LABELS.items() if label is is_good] for is_good in (True, False)
-        )
+        good = [text for text, is_good in LABELS.items() if is_good]
+        bad = [text for text, is_good in LABELS.items() if not is_good]
         return sf.when(word.isin(good), sf.lit(True)).when(word.isin(bad), sf.lit(False))
     return sf.when(column == 1, sf.lit(True)).when(column == 0, sf.lit(False))
 

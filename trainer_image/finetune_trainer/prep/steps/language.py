@@ -1,4 +1,4 @@
-"""Drops examples that are certainly not in the languages of the recipe.
+"""Flags examples that are certainly not in the languages of the recipe.
 
 The detector is py3langid: its model comes with the package, and the same text has the same language everywhere.
 """
@@ -28,17 +28,17 @@ _MIN_PROBABILITY = 0.5
 _MAX_CHARS = 2_000
 # Code between fences, and addresses of the web.
 _CODE_OR_URL = re.compile(r"```.*?(?:```|\Z)|https?://\S+", re.DOTALL)
-# Languages of ISO 639-3 that are part of one of ISO 639-1.
+# Languages with a code of ISO 639-3 that count as a language with a code of ISO 639-1.
 _PART_OF = {"ary": "ar", "arz": "ar", "nn": "no", "sdh": "ku", "uzs": "uz", "wuu": "zh", "yue": "zh"}
 
 
 def with_foreign(frame: DataFrame, text: Column, languages: Sequence[Language]) -> DataFrame:
     """Add the column FOREIGN: whether a text is certainly in none of the languages."""
     schema = StructType([*frame.schema.fields, StructField(FOREIGN, BooleanType(), nullable=False)])
-    # NB: whole batches, because not every Databricks Runtime has functions of Arrow arrays (arrow_udf). Twice the characters that the
-    # detector reads, because it removes code and addresses first.
-    detected_in = frame.withColumn(_TEXT, sf.substring(text, 1, 2 * _MAX_CHARS))
-    return detected_in.mapInArrow(partial(_flag_batches, languages=frozenset(languages)), schema)
+    # NB: not every Databricks Runtime has functions of Arrow arrays (arrow_udf), so the function gets whole batches. They have twice the
+    # characters that the detector reads, because `detect` first removes code and addresses.
+    with_text = frame.withColumn(_TEXT, sf.substring(text, 1, 2 * _MAX_CHARS))
+    return with_text.mapInArrow(partial(_flag_batches, languages=frozenset(languages)), schema)
 
 
 def _flag_batches(

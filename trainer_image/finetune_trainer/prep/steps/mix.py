@@ -14,8 +14,7 @@ from finetune_trainer.pod.exit_status import DataError
 from finetune_trainer.prep.expressions import plain_text
 from finetune_trainer.prep.expressions.template import quoted
 from finetune_trainer.prep.source import reader
-from finetune_trainer.prep.steps import conversations as spoken
-from finetune_trainer.prep.steps import labels, steps
+from finetune_trainer.prep.steps import conversations, labels, steps
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,7 +38,7 @@ class Part:
 
 
 def unify_columns(parts: Sequence[Part], templates: Sequence[str]) -> tuple[list[Part], Columns]:
-    """Give the columns of an example the same names in all parts, and return these columns too.
+    """Return the parts with the same names for the columns of an example, and these columns.
 
     Raises:
         DataError: the columns differ and cannot be renamed: the parts hold examples of different types, or there are templates, which
@@ -64,6 +63,7 @@ def unify_columns(parts: Sequence[Part], templates: Sequence[str]) -> tuple[list
 
 def _rename_columns(part: Part, columns: Columns) -> Part:
     """Return a part whose columns have the default names of their type. Other columns with these names are dropped."""
+    # The new name of each column to rename.
     names = {getattr(part.columns, field): field for field in COLUMN_FIELDS[columns.type]}
     # The columns with the values as the source wrote them are renamed too.
     names |= {plain_text.written(name): plain_text.written(field) for name, field in names.items()}
@@ -77,11 +77,12 @@ def _rename_columns(part: Part, columns: Columns) -> Part:
 
 
 def find_conversations(parts: Sequence[Part], columns: Columns) -> dict[str, tuple[str, ...]]:
-    """Return the columns of all parts that hold lists of {role, content}, each with the other fields of messages that are kept.
+    """Return the columns that hold lists of {role, content} in a part, each with the other fields of messages that are kept.
 
     Raises:
         DataError: a column of a preference holds conversations in some parts, and text in others.
     """
+    # For each part, the kept fields by column.
     carried_fields = [reader.find_conversations(part.frame, columns.message_weight) for part in parts]
     # Columns that hold conversations in some parts, but not in all.
     differing = [
@@ -103,20 +104,21 @@ def find_conversations(parts: Sequence[Part], columns: Columns) -> dict[str, tup
                 "separately"
             ),
         )
-    # Where a part has no lists in a column, the column is JSON text, which may have any of the fields.
-    fields_of_columns = [
-        {field for part_fields in carried_fields for field in part_fields.get(name, chat_messages.CARRIED)}
-        for name in columns.column_names
-    ]
-    return {
-        name: tuple(field for field in chat_messages.CARRIED if field in fields)
-        for name, fields in zip(columns.column_names, fields_of_columns, strict=True)
-        if any(name in part_fields for part_fields in carried_fields)
-    }
+    fields_by_column = {}
+    for name in columns.column_names:
+        if any(name in part_fields for part_fields in carried_fields):
+            # If a part has no lists in the column, its JSON text may have any of the fields.
+            fields = {
+                field
+                for part_fields in carried_fields
+                for field in part_fields.get(name, chat_messages.CARRIED)
+            }
+            fields_by_column[name] = tuple(field for field in chat_messages.CARRIED if field in fields)
+    return fields_by_column
 
 
 def mix_parts(parts: Sequence[Part], form: Form, seed: int) -> DataFrame:
-    """Sample each part to its share, and return the rows of all, with the column `steps.MIXED_FROM`.
+    """Sample each part to its share, and return the rows of all parts, with the column `steps.MIXED_FROM`.
 
     All rows of the part with the fewest rows for its weight are taken. A column that a part does not have is null in its rows.
     Counting the rows of the parts takes a pass over them.
@@ -124,9 +126,7 @@ def mix_parts(parts: Sequence[Part], form: Form, seed: int) -> DataFrame:
     Raises:
         DataError: a part has no rows.
     """
-    frames = [
-        labels.with_labels(spoken.with_tools(spoken.parse(part.frame, form), form), form) for part in parts
-    ]
+    frames = [_parse(part.frame, form) for part in parts]
     counts = [frame.count() for frame in frames]
     for part, count in zip(parts, counts, strict=True):
         if not count:
@@ -142,6 +142,13 @@ def mix_parts(parts: Sequence[Part], form: Form, seed: int) -> DataFrame:
     return _union(sampled)
 
 
+def _parse(frame: DataFrame, form: Form) -> DataFrame:
+    """Parse conversations, tools and labels, whose types may differ between the sources."""
+    frame = conversations.parse(frame, form)
+    frame = conversations.with_tools(frame, form)
+    return labels.with_labels(frame, form)
+
+
 def compute_shares(parts: Sequence[Part], counts: Sequence[int]) -> list[float]:
     """Return the share of its rows that each part contributes."""
     weights = [part.source.weight for part in parts]
@@ -151,6 +158,7 @@ def compute_shares(parts: Sequence[Part], counts: Sequence[int]) -> list[float]:
 
 
 def _sample(frame: DataFrame, form: Form, share: float, salt: str) -> DataFrame:
+    """Return a share of the rows, chosen by a hash of the salt and their texts."""
     if share >= 1:
         return frame
     bucket = sf.pmod(sf.xxhash64(sf.lit(salt), *steps.texts(form)), sf.lit(_BUCKETS))
@@ -159,12 +167,14 @@ def _sample(frame: DataFrame, form: Form, share: float, salt: str) -> DataFrame:
 
 def _union(frames: list[DataFrame]) -> DataFrame:
     """Return the rows of all frames. A column with several types becomes text, or is dropped if it cannot become text."""
-    kinds: dict[str, list[DataType]] = {}
+    types_by_column: dict[str, list[DataType]] = {}
     for frame in frames:
         for field in frame.schema.fields:
-            kinds.setdefault(field.name, []).append(field.dataType)
-    same = {name for name, types in kinds.items() if all(kind == types[0] for kind in types)}
-    atomic = {name for name, types in kinds.items() if all(isinstance(kind, AtomicType) for kind in types)}
+            types_by_column.setdefault(field.name, []).append(field.dataType)
+    same = {name for name, types in types_by_column.items() if all(kind == types[0] for kind in types)}
+    atomic = {
+        name for name, types in types_by_column.items() if all(isinstance(kind, AtomicType) for kind in types)
+    }
     aligned = [
         frame.select(
             *(

@@ -1,4 +1,4 @@
-"""Near duplicates: MinHash finds candidates, and a pair counts when its exact Jaccard similarity reaches the threshold.
+"""Removes near duplicates: MinHash finds pairs to compare; a pair counts if its exact Jaccard similarity reaches the threshold.
 
 Text that many examples share is ignored, see `boilerplate`. Which examples stay depends only on their texts and ids, never on
 partitions or order.
@@ -37,6 +37,7 @@ TEXT = "plain"
 MAX_PAIRS = 100_000
 """Maximum number of reported pairs: the pairs whose removed examples have the least ids."""
 _ID = "id"
+# _FIRST_ID is the least id of a cluster: the id of the example that stays.
 _SHINGLES, _BANDS, _FIRST_ID = "shingles", "bands", "first"
 _SKETCH_SCHEMA = f"{_ID} string, {_SHINGLES} array<bigint>, {_BANDS} array<bigint>"
 _CLOSEST_ID, _SIMILARITY, _BEGINNING = "closest", "similarity", "beginning"
@@ -53,11 +54,11 @@ _TEXTS_PER_BATCH = 500
 
 
 class Pair(NamedTuple):
-    """An example that is removed.
+    """A removed example, and the example of its cluster that is most similar to it.
 
-    removed: its id.
-    closest: the id of the most similar example of its cluster.
-    similarity: the similarity of the two.
+    removed: the id of the removed example.
+    closest: the id of the most similar example.
+    similarity: the Jaccard similarity of the two.
     kept: the id of the example of the cluster that stays.
     text, closest_text: the beginnings of the removed and of the closest example, if texts are shown.
     """
@@ -99,10 +100,8 @@ class Clusters(NamedTuple):
     @property
     def warnings(self) -> list[str]:
         """A warning if more than half of the examples of a source are removed, or one cluster loses more than half of all examples."""
-        examples, largest = (
-            sum(source.examples for source in self.sources.values()),
-            max(self.sizes, default=1),
-        )
+        examples = sum(source.examples for source in self.sources.values())
+        largest = max(self.sizes, default=1)
         sentences = [
             f"dedupe.near drops {source.dropped:,} of {source.examples:,} examples{f' of source {name}' if name else ''}"
             for name, source in self.sources.items()
@@ -111,11 +110,9 @@ class Clusters(NamedTuple):
         # One example of the cluster stays.
         if 2 * (largest - 1) > examples:
             sentences.append(f"one cluster of near duplicates has {largest:,} of {examples:,} examples")
-        return (
-            [f"{'; '.join(sentences)}: check the pairs in the report, and raise dedupe.near.threshold"]
-            if sentences
-            else []
-        )
+        if not sentences:
+            return []
+        return [f"{'; '.join(sentences)}: check the pairs in the report, and raise dedupe.near.threshold"]
 
 
 def remove_near_duplicates(
@@ -131,19 +128,19 @@ def remove_near_duplicates(
 
     Args:
         frame: examples with distinct ids, and labels if they have any. It is read several times.
-        kept_frames: releases what the returned frame needs when it closes.
+        kept_frames: when it closes, it releases what the returned frame needs.
         characters: how many characters of the texts of a pair are reported.
         source: the column with the source of an example, in a mix.
     """
-    shape = choose_banding(near_dedupe.threshold)
-    origin = sf.col(source) if source else sf.lit("")
+    banding = choose_banding(near_dedupe.threshold)
+    source_name = sf.col(source) if source else sf.lit("")
     examples = {
-        row["source"]: row["count"] for row in frame.groupBy(origin.alias("source")).count().collect()
+        row["source"]: row["count"] for row in frame.groupBy(source_name.alias("source")).count().collect()
     }
     boilerplate = find_boilerplate(frame, TEXT, sum(examples.values()))
     texts = frame.select(_ID, TEXT, *([LABEL] if LABEL in frame.columns else []))
     sketched = texts.mapInArrow(
-        partial(_sketch_batches, shape=shape, boilerplate=boilerplate), _SKETCH_SCHEMA
+        partial(_sketch_batches, banding=banding, boilerplate=boilerplate), _SKETCH_SCHEMA
     )
     sketched = keep(sketched, kept_frames)
     bands = Counter("bands")
@@ -153,16 +150,15 @@ def remove_near_duplicates(
     duplicates = members.where(sf.col(_ID) != sf.col(_FIRST_ID))
     sizes = _count_by_size(members)
     dropped = (
-        _count_by_source(frame, duplicates, origin)
+        _count_by_source(frame, duplicates, source_name)
         if source
-        else {"": sum((size - 1) * sizes[size] for size in sizes)}
+        else {"": sum((size - 1) * clusters for size, clusters in sizes.items())}
     )
     sources = {name: Source(number, dropped.get(name, 0)) for name, number in sorted(examples.items())}
     # NB: rows that count twice because an executor was lost cannot change a maximum.
-    largest = bands.read(again=False)["largest"] or 0
-    clusters = Clusters(
-        sizes, sources, _list_pairs(frame, duplicates, characters), largest if largest > _MAX_BAND_SIZE else 0
-    )
+    largest_band = bands.read(again=False)["largest"] or 0
+    crowded = largest_band if largest_band > _MAX_BAND_SIZE else 0
+    clusters = Clusters(sizes, sources, _list_pairs(frame, duplicates, characters), crowded)
     return frame.drop(TEXT).join(duplicates.select(_ID), _ID, "left_anti"), clusters
 
 
@@ -185,7 +181,7 @@ def describe_pair(pair: Pair) -> str:
 
 
 def describe_crowd(examples: int) -> str:
-    """Return what was not compared, in a sentence; `examples`: the number in the largest band."""
+    """Return a sentence about examples that were not compared; `examples`: the number of examples of the largest band."""
     return (
         f"up to {examples:,} examples share part of their text; only {_MAX_BAND_SIZE:,} of them are compared with "
         "each other"
@@ -193,12 +189,14 @@ def describe_crowd(examples: int) -> str:
 
 
 def _count_by_size(members: DataFrame) -> dict[int, int]:
+    """Return the number of clusters, by size."""
     sizes = members.groupBy(_FIRST_ID).agg(sf.count(sf.lit(1)).alias("size")).groupBy("size").count()
     return {row["size"]: row["count"] for row in sizes.orderBy("size").collect()}
 
 
-def _count_by_source(frame: DataFrame, duplicates: DataFrame, origin: Column) -> dict[str, int]:
-    dropped = frame.select(_ID, origin.alias("source")).join(duplicates.select(_ID), _ID, "left_semi")
+def _count_by_source(frame: DataFrame, duplicates: DataFrame, source_name: Column) -> dict[str, int]:
+    """Return the number of dropped examples, by source."""
+    dropped = frame.select(_ID, source_name.alias("source")).join(duplicates.select(_ID), _ID, "left_semi")
     return {row["source"]: row["count"] for row in dropped.groupBy("source").count().collect()}
 
 
@@ -219,7 +217,7 @@ def _list_pairs(frame: DataFrame, duplicates: DataFrame, characters: int) -> lis
 
 
 def _sketch_batches(
-    batches: Iterable[pa.RecordBatch], *, shape: Banding, boilerplate: Boilerplate
+    batches: Iterable[pa.RecordBatch], *, banding: Banding, boilerplate: Boilerplate
 ) -> Iterator[pa.RecordBatch]:
     """Yield the sketches of examples that have words."""
     import pyarrow as pa
@@ -227,24 +225,26 @@ def _sketch_batches(
     for batch in batches:
         for start in range(0, batch.num_rows, _TEXTS_PER_BATCH):
             part = batch.slice(start, _TEXTS_PER_BATCH)
-            sketches = sketch(part.column(TEXT).to_pylist(), shape, boilerplate)
+            sketches = sketch(part.column(TEXT).to_pylist(), banding, boilerplate)
             if LABEL in part.schema.names:
                 # Examples with different labels are not duplicates.
                 is_bad = ~part.column(LABEL).to_numpy(zero_copy_only=False).astype(bool)
                 sketches.bands[is_bad] ^= _BAD_ANSWER_MASK
-            ends = np.append(0, sketches.ends).astype(np.int32)
-            band_offsets = np.arange(0, sketches.bands.size + 1, shape.bands, dtype=np.int32)
+            shingle_offsets = np.append(0, sketches.ends).astype(np.int32)
+            band_offsets = np.arange(0, sketches.bands.size + 1, banding.bands, dtype=np.int32)
             columns = [
                 part.column(_ID),
-                pa.ListArray.from_arrays(ends, sketches.shingles.view(np.int64)),
+                pa.ListArray.from_arrays(shingle_offsets, sketches.shingles.view(np.int64)),
                 pa.ListArray.from_arrays(band_offsets, sketches.bands.view(np.int64).ravel()),
             ]
             sketched_batch = pa.RecordBatch.from_arrays(columns, [_ID, _SHINGLES, _BANDS])
-            yield sketched_batch.filter(pa.array(np.diff(ends) > 0))
+            yield sketched_batch.filter(pa.array(np.diff(shingle_offsets) > 0))
 
 
 def find_candidates(sketched: DataFrame, bands: Counter) -> DataFrame:
-    """Return the pairs `a` and `b`, each once, of examples that share a band.
+    """Return the pairs of examples to compare, each once, as the ids `a` and `b`.
+
+    The examples of a pair share a band. Of a large band, not all pairs are compared, see `_MAX_FIRST_PARTNERS` and `_MAX_BAND_SIZE`.
 
     Args:
         sketched: `id`, `shingles` and `bands` of each example.
@@ -276,9 +276,9 @@ def verify_pairs(pairs: DataFrame, sketched: DataFrame, threshold: float) -> Dat
     both = pairs.join(first, "a").join(second, "b")
     shared = sf.size(sf.array_intersect("a_shingles", "b_shingles"))
     union_size = sf.size("a_shingles") + sf.size("b_shingles") - shared
-    similar = both.select("a", "b", shared.alias("shared"), union_size.alias("either"))
-    alike = similar.where(sf.col("shared") >= sf.lit(threshold) * sf.col("either"))
-    return alike.select("a", "b", (sf.col("shared") / sf.col("either")).alias(_SIMILARITY))
+    counted = both.select("a", "b", shared.alias("shared"), union_size.alias("either"))
+    verified = counted.where(sf.col("shared") >= sf.lit(threshold) * sf.col("either"))
+    return verified.select("a", "b", (sf.col("shared") / sf.col("either")).alias(_SIMILARITY))
 
 
 def _cluster_pairs(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -309,6 +309,7 @@ def find_closest(starts: Longs, ends: Longs, similarity: Floats, size: int) -> t
     """
     nodes, neighbors = np.append(starts, ends), np.append(ends, starts)
     both = np.append(similarity, similarity)
+    # Sorted by node, then by descending similarity, then by neighbor: the first edge of each node is the result.
     order = np.lexsort((neighbors, -both, nodes))
     best = order[np.searchsorted(nodes[order], np.arange(size))]
     return neighbors[best], both[best]
@@ -322,8 +323,9 @@ def find_components(starts: Longs, ends: Longs, size: int) -> Longs:
         label = before.copy()
         np.minimum.at(label, starts, before[ends])
         np.minimum.at(label, ends, before[starts])
-        # A label is also replaced by the label of its node, which halves the paths each time.
+        # The node that was a node's label gets that node's new label.
         np.minimum.at(label, before, label)
+        # A label is replaced by the label of its node, which halves the paths each time.
         label = label[label]
         if np.array_equal(label, before):
             return label

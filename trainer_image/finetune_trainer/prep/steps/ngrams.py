@@ -35,22 +35,24 @@ class Runs(NamedTuple):
 
 def hash_runs(texts: Sequence[str], lengths: Collection[int]) -> Runs:
     """Return all runs of words whose length is one of `lengths`. Case, punctuation and white space make no difference."""
-    words = [hash_words(text.lower()) for text in texts]
-    hashes = np.array([word for text in words for word in text], np.uint64)
-    owners = np.repeat(np.arange(len(texts)), [len(text) for text in words])
+    hashes_by_text = [hash_words(text.lower()) for text in texts]
+    # The hash of each word, one text after the other, and the index of its text.
+    words = np.array([word for hashes in hashes_by_text for word in hashes], np.uint64)
+    owners = np.repeat(np.arange(len(texts)), [len(hashes) for hashes in hashes_by_text])
     matching = Runs(np.empty(0, np.uint64), np.empty(0, np.int64), np.empty(0, np.int64))
-    run_hashes = np.zeros(len(hashes), np.uint64)
+    # The hash of the run that begins at each word; with each pass, the runs become one word longer.
+    run_hashes = np.zeros(len(words), np.uint64)
     for length in range(1, max(lengths, default=0) + 1):
-        last = len(hashes) - length + 1
-        if last <= 0:
+        run_count = len(words) - length + 1
+        if run_count <= 0:
             break
-        # Add the next word to the hash of each run.
-        run_hashes = mix_bits((run_hashes[:last] + hashes[length - 1 :]) * _FACTOR)
+        run_hashes = mix_bits((run_hashes[:run_count] + words[length - 1 :]) * _FACTOR)
         if length in lengths:
-            is_of_one_text = owners[:last] == owners[length - 1 :]
+            # The first and the last word of a run must be of the same text.
+            is_of_one_text = owners[:run_count] == owners[length - 1 :]
             more = (
                 run_hashes[is_of_one_text],
-                owners[:last][is_of_one_text],
+                owners[:run_count][is_of_one_text],
                 np.full(int(is_of_one_text.sum()), length),
             )
             matching = Runs(*map(np.append, matching, more))
@@ -64,7 +66,7 @@ def hash_examples(texts: Sequence[str], lengths: Collection[int]) -> tuple[Longs
 
 
 def _deduplicate(all_runs: Runs) -> Runs:
-    """Return each run of a text once, sorted by their texts."""
+    """Return each run once per text, sorted by text."""
     order = np.lexsort((all_runs.hashes, all_runs.owners))
     hashes, owners = all_runs.hashes[order], all_runs.owners[order]
     is_first = np.ones(len(hashes), bool)
@@ -78,6 +80,6 @@ def hash_evaluation_texts(texts: Sequence[str], ngram: int, fewest: int) -> tupl
     A text of `ngram` words or more is identified by all its runs of `ngram` words; a shorter text of at least `fewest` words is one run.
     """
     distinct_runs = _deduplicate(hash_runs(texts, range(fewest, ngram + 1)))
-    words = np.array([len(hash_words(text.lower())) for text in texts], np.int64)
-    is_compared = distinct_runs.lengths == np.minimum(words, ngram)[distinct_runs.owners]
+    word_counts = np.array([len(hash_words(text.lower())) for text in texts], np.int64)
+    is_compared = distinct_runs.lengths == np.minimum(word_counts, ngram)[distinct_runs.owners]
     return distinct_runs.hashes[is_compared], distinct_runs.lengths[is_compared]

@@ -49,6 +49,7 @@ _ACCOUNTS_OF_SERVERS = frozenset({"git", "hg", "svn"})
 # Commands that name a server and its account in front of a file or a repository: scp model.bin root@host.com:model.bin.
 _COPY_COMMAND = re.compile(r"\b(?:scp|sftp|rsync|git clone)\b[^\n]*\Z")
 _MAX_COMMAND_CHARS = 200
+# The beginning of a URL with a login, up to its @.
 _ACCOUNT_OF_URL = re.compile(r"://[^\s/:@]*:[^\s/:@]*\Z")
 _MAX_ACCOUNT_CHARS = 100
 # The password in a list of stolen logins: an address and a password fill a whole line or field.
@@ -150,6 +151,7 @@ _PASSWORD_OF_URL = re.compile(
 _NO_PASSWORD = re.compile(
     r"(?i:(?:your|my|db|the)?[_-]?(?:password|passwd|passwort|pass|pwd|pw|secret|token|key|user|changeme|x+|\*+|\.+|\u2026))|[$%{\[(*].*"
 )
+# Names of CSS classes, which may begin with sk-, as keys of OpenAI do.
 _CLASS_NAME = re.compile(r"sk-[a-z_-]+[0-9]{0,4}(?:[_-][a-z]+|[_-][0-9]{1,4})*")
 
 
@@ -189,6 +191,7 @@ def _find_phones(text: str) -> Iterator[Span]:
 
 
 def _is_phone(text: str, span: Span, number: str, *, is_announced: bool) -> bool:
+    """Return whether a valid number is a phone number, by the characters around it, and by its form or a word before it."""
     begin, end = span
     before = text[begin - 1 : begin] if begin else ""
     # NB: a tuple, because the empty text is in every text.
@@ -228,6 +231,7 @@ def _is_card(value: str) -> bool:
 
 
 def _has_valid_check_digit(digits: str) -> bool:
+    """Check a number by the Luhn algorithm: from the right, each second digit is doubled."""
     doubled = [sum(divmod(2 * int(digit), 10)) for digit in digits[-2::-2]]
     return (sum(doubled) + sum(map(int, digits[::-2]))) % 10 == 0
 
@@ -261,13 +265,14 @@ PATTERNS: dict[RedactKind, Pattern] = {
 
 def replace_values(text: str, pattern: Pattern) -> tuple[str, int]:
     """Return a text with a placeholder for each value of a kind, and how many there were. Overlapping values count as one."""
-    pieces, end, count = [], 0, 0
-    for begin, stop in sorted(pattern.find(text)):
-        if begin >= end:
-            pieces += [text[end:begin], pattern.placeholder]
+    # The text before `done` is in `pieces`.
+    pieces, done, count = [], 0, 0
+    for begin, end in sorted(pattern.find(text)):
+        if begin >= done:
+            pieces += [text[done:begin], pattern.placeholder]
             count += 1
-        end = max(end, stop)
-    return "".join([*pieces, text[end:]]), count
+        done = max(done, end)
+    return "".join([*pieces, text[done:]]), count
 
 
 def sort_kinds(kinds: Sequence[RedactKind]) -> list[RedactKind]:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from finetune_trainer.prep.plan import Form
     from finetune_trainer.prep.steps.patterns import Pattern
 
+    # The number of replaced values of each row, by kind, in the order in which kinds are replaced.
     Counts = dict[RedactKind, npt.NDArray[np.int32]]
 
 
@@ -88,11 +89,11 @@ def _redact_column(column: pa.Array, counts: Counts, *, is_json: bool) -> pa.Arr
         if field_index >= 0:
             fields[field_index] = _redact_texts(fields[field_index], rows, counts, is_json=name == _CALLS)
     lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy()
-    ends = pa.array(np.append(0, np.cumsum(lengths)), pa.int32())
+    offsets = pa.array(np.append(0, np.cumsum(lengths)), pa.int32())
     redacted_messages = pa.StructArray.from_arrays(
         fields, fields=list(messages.type), mask=messages.is_null()
     )
-    return pa.ListArray.from_arrays(ends, redacted_messages, type=column.type, mask=column.is_null())
+    return pa.ListArray.from_arrays(offsets, redacted_messages, type=column.type, mask=column.is_null())
 
 
 def _redact_texts(
@@ -104,15 +105,16 @@ def _redact_texts(
 
     # NB: most texts have no matches, and are not converted to Python strings.
     hinted = {kind: pc.match_substring_regex(texts, PATTERNS[kind].hint).to_pylist() for kind in counts}
+    hinted_places = {place for hints in hinted.values() for place, has_hint in enumerate(hints) if has_hint}
+    replace = _replace_in_json if is_json else replace_values
+    # The changed texts, by place.
     changed: dict[int, str] = {}
-    for place in sorted(
-        {place for hints in hinted.values() for place, has_hint in enumerate(hints) if has_hint}
-    ):
+    for place in sorted(hinted_places):
         for kind, row_counts in counts.items():
             if not hinted[kind][place]:
                 continue
             original = changed.get(place) or texts[place].as_py()
-            text, count = (_replace_in_json if is_json else replace_values)(original, PATTERNS[kind])
+            text, count = replace(original, PATTERNS[kind])
             if count:
                 changed[place] = text
                 row_counts[rows[place]] += count

@@ -1,4 +1,4 @@
-"""Some of the examples that a step drops, chosen by a hash of their text, in the pass that counts them."""
+"""Samples the examples that a step drops, by a hash of their text, in the pass that counts them."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ CHARACTERS = 600
 
 def sample_aggregates(step: str, number: int, text: Column, dropped: Column) -> dict[str, Column]:
     """Return the aggregates that draw `number` examples of a step, by name.
+
+    Each draw is the dropped example with the least hash; the draws have different seeds, but may draw the same example.
 
     Args:
         text: the text of an example; its beginning is kept.

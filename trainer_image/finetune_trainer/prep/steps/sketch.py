@@ -1,4 +1,4 @@
-"""Sketches of texts: their shingles, and the MinHash bands by which likely near duplicates meet.
+"""Sketches of texts: their shingles (hashes of runs of words), and their MinHash bands, of which near duplicates likely share one.
 
 MinHash estimates the Jaccard similarity of two sets of shingles (Broder 1997, On the resemblance and containment of
 documents). Banding turns the estimate into a test that similar pairs pass with high probability (Leskovec, Rajaraman and Ullman,
@@ -27,7 +27,7 @@ SHINGLE_WORDS = 3
 """Words in a shingle."""
 OWN_WORDS = 3
 """Consecutive words outside boilerplate that make a text more than a copy; fewer may be edits of a copy."""
-# Minimum share of a text's words outside boilerplate. A text with less is a copy of the boilerplate, for example an article
+# Minimum share of a text's words outside boilerplate. A text with a lower share is a copy of the boilerplate, for example an article
 # with another headline.
 _MIN_OWN_SHARE = 0.1
 # Hash functions of MinHash, which the bands divide among them.
@@ -40,7 +40,7 @@ _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|[^\W\u3040-\u30ff
 _RANDOM = np.random.Generator(np.random.PCG64(20261122))
 _FACTORS: Longs = _RANDOM.integers(0, 2**64, _HASHES, dtype=np.uint64) | np.uint64(1)
 _OFFSETS: Longs = _RANDOM.integers(0, 2**64, _HASHES, dtype=np.uint64)
-_PLACES: Longs = _RANDOM.integers(0, 2**64, SHINGLE_WORDS, dtype=np.uint64) | np.uint64(1)
+_PLACE_FACTORS: Longs = _RANDOM.integers(0, 2**64, SHINGLE_WORDS, dtype=np.uint64) | np.uint64(1)
 _HALF = np.uint64(32)
 
 
@@ -58,13 +58,13 @@ _NO_BOILERPLATE = Boilerplate(np.empty(0, np.uint64), np.empty(0, np.bool_))
 
 
 class Banding(NamedTuple):
-    """`bands` groups of `rows` hashes: two texts meet if all hashes of one band are equal."""
+    """`bands` groups of `rows` MinHash values: two texts share a band if all values of the band are equal."""
 
     bands: int
     rows: int
 
     def match_probability(self, similarity: float) -> float:
-        """Return the probability that two texts of this Jaccard similarity meet."""
+        """Return the probability that two texts of this Jaccard similarity share a band."""
         return float(1 - (1 - similarity**self.rows) ** self.bands)
 
 
@@ -90,7 +90,7 @@ def choose_banding(threshold: float) -> Banding:
     )
 
 
-def sketch(texts: Sequence[str], shape: Banding, boilerplate: Boilerplate = _NO_BOILERPLATE) -> Sketches:
+def sketch(texts: Sequence[str], banding: Banding, boilerplate: Boilerplate = _NO_BOILERPLATE) -> Sketches:
     """Sketch texts in lower case. A text of fewer than SHINGLE_WORDS words is one shingle; a text without words has no shingles.
 
     Args:
@@ -102,7 +102,7 @@ def sketch(texts: Sequence[str], shape: Banding, boilerplate: Boilerplate = _NO_
     shingles, owners = hash_shingles(texts, boilerplate)
     starts = np.searchsorted(owners, np.arange(len(texts)))
     ends = np.append(starts[1:], len(owners))
-    return Sketches(shingles, ends, _hash_bands(shingles, starts, ends, shape))
+    return Sketches(shingles, ends, _hash_bands(shingles, starts, ends, banding))
 
 
 def hash_shingles(texts: Sequence[str], boilerplate: Boilerplate = _NO_BOILERPLATE) -> tuple[Longs, Counts]:
@@ -111,26 +111,26 @@ def hash_shingles(texts: Sequence[str], boilerplate: Boilerplate = _NO_BOILERPLA
     Args:
         boilerplate: see `sketch`.
     """
-    words: list[int] = []
+    word_hashes: list[int] = []
     counts = np.empty(len(texts), np.int64)
     for index, text in enumerate(texts):
         hashed = hash_words(text)
-        words.extend(hashed)
         # A text of fewer words is padded to one shingle.
-        padding = SHINGLE_WORDS - len(hashed) if hashed else 0
-        words.extend([0] * padding)
-        counts[index] = len(hashed) + max(padding, 0)
-    hashes = np.array(words, np.uint64)
+        padding = max(SHINGLE_WORDS - len(hashed), 0) if hashed else 0
+        word_hashes += [*hashed, *([0] * padding)]
+        counts[index] = len(hashed) + padding
+    words = np.array(word_hashes, np.uint64)
+    # The index of the text of each word.
     owners = np.repeat(np.arange(len(texts)), counts)
-    last = max(len(words) - SHINGLE_WORDS + 1, 0)
-    shingles = np.zeros(last, np.uint64)
-    for place, factor in enumerate(_PLACES):
-        shingles = mix_bits(shingles + hashes[place : place + last] * factor)
+    shingle_count = max(len(words) - SHINGLE_WORDS + 1, 0)
+    shingles = np.zeros(shingle_count, np.uint64)
+    for place, factor in enumerate(_PLACE_FACTORS):
+        shingles = mix_bits(shingles + words[place : place + shingle_count] * factor)
     # A shingle does not reach from one text into the next.
-    is_counted = owners[:last] == owners[SHINGLE_WORDS - 1 :]
+    is_counted = owners[:shingle_count] == owners[SHINGLE_WORDS - 1 :]
     if boilerplate.shingles.size:
         is_counted &= ~_is_ignored(shingles, is_counted, owners, boilerplate)
-    shingles, owners = shingles[is_counted], owners[:last][is_counted]
+    shingles, owners = shingles[is_counted], owners[:shingle_count][is_counted]
     order = np.lexsort((shingles, owners))
     shingles, owners = shingles[order], owners[order]
     is_first = np.ones(len(shingles), bool)
@@ -150,14 +150,19 @@ def _is_ignored(shingles: Longs, is_whole: Flags, owners: Counts, boilerplate: B
         return np.zeros(len(shingles), np.bool_)
     places = np.minimum(np.searchsorted(boilerplate.shingles, shingles), len(boilerplate.shingles) - 1)
     is_shared = is_whole & (boilerplate.shingles[places] == shingles)
-    is_of_most = is_shared & boilerplate.of_most[places]
-    is_own, not_of_most = _is_outside(is_shared), _is_outside(is_of_most)
+    is_common = is_shared & boilerplate.of_most[places]
+    is_outside_all, is_outside_common = _is_outside(is_shared), _is_outside(is_common)
     texts = int(owners[-1]) + 1
-    own_words, words = (np.bincount(owners[chosen], minlength=texts) for chosen in (is_own, not_of_most))
-    is_mostly_shared = own_words < _MIN_OWN_SHARE * words
+    words_outside_all = np.bincount(owners[is_outside_all], minlength=texts)
+    words_outside_common = np.bincount(owners[is_outside_common], minlength=texts)
+    # For each text: whether it ignores all shared shingles, and whether it ignores the common ones.
+    ignores_all = _has_own_words(is_outside_all, owners) & (
+        words_outside_all >= _MIN_OWN_SHARE * words_outside_common
+    )
+    ignores_common = _has_own_words(is_outside_common, owners)
     text_of_shingle = owners[: len(shingles)]
-    is_ignored: Flags = (is_of_most & _has_own_words(not_of_most, owners)[text_of_shingle]) | (
-        is_shared & (_has_own_words(is_own, owners) & ~is_mostly_shared)[text_of_shingle]
+    is_ignored: Flags = (is_common & ignores_common[text_of_shingle]) | (
+        is_shared & ignores_all[text_of_shingle]
     )
     return is_ignored
 
@@ -172,24 +177,27 @@ def _is_outside(is_chosen: Flags) -> Flags:
 
 def _has_own_words(is_own: Flags, owners: Counts) -> Flags:
     """Return which texts have OWN_WORDS words in a row that `is_own` marks as outside boilerplate."""
+    # Whether the OWN_WORDS words from each word on are outside boilerplate and of one text.
     runs = is_own[: len(is_own) - OWN_WORDS + 1].copy()
     for word in range(1, OWN_WORDS):
         runs &= is_own[word : word + len(runs)] & (owners[word : word + len(runs)] == owners[: len(runs)])
-    says_something = np.zeros(int(owners[-1]) + 1, np.bool_)
-    says_something[owners[: len(runs)][runs]] = True
-    return says_something
+    has_own_words = np.zeros(int(owners[-1]) + 1, np.bool_)
+    has_own_words[owners[: len(runs)][runs]] = True
+    return has_own_words
 
 
-def _hash_bands(shingles: Longs, starts: Counts, ends: Counts, shape: Banding) -> Longs:
+def _hash_bands(shingles: Longs, starts: Counts, ends: Counts, banding: Banding) -> Longs:
     """Return the bands of each text; the bands of a text without shingles are 0."""
-    bands = np.zeros((len(starts), shape.bands), np.uint64)
+    bands = np.zeros((len(starts), banding.bands), np.uint64)
     has_shingles = ends > starts
     starts = starts[has_shingles]
-    for band in range(shape.bands if len(starts) else 0):
+    if not len(starts):
+        return bands
+    for band in range(banding.bands):
         joined = np.full(len(starts), band + 1, np.uint64)
-        for row in range(band * shape.rows, (band + 1) * shape.rows):
+        for row in range(band * banding.rows, (band + 1) * banding.rows):
             least = np.minimum.reduceat((shingles * _FACTORS[row] + _OFFSETS[row]) >> _HALF, starts)
-            joined = mix_bits(joined * _PLACES[0] + least)
+            joined = mix_bits(joined * _PLACE_FACTORS[0] + least)
         bands[has_shingles, band] = joined
     return bands
 

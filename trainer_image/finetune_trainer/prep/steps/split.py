@@ -1,4 +1,4 @@
-"""Assigns each example to a split: by a seeded hash of its group, or by its place among the groups of its stratum."""
+"""Assigns each example to a split: by a seeded hash of its group, or by the position of its group in the stratum."""
 
 from __future__ import annotations
 
@@ -28,17 +28,18 @@ def with_split(frame: DataFrame, ratios: SplitRatios) -> DataFrame:
 def _stratify(frame: DataFrame, ratios: SplitRatios) -> DataFrame:
     """Give each split its share of every stratum, in the order of the groups' hashes.
 
-    A group whose examples have several strata belongs to the least stratum. The first group of each stratum has another offset in the
-    order of the splits: otherwise the few groups of small strata would all be in the same split.
+    A group whose examples have several strata belongs to the least stratum. The n groups of a stratum have the positions
+    (0 + offset) / n, (1 + offset) / n, ..., and the ratios divide the positions from 0 to 1 among the splits. The offset is a hash of
+    the stratum: without it, the few groups of small strata would all be in the same split.
     """
     # NB: all examples of a stratum are sorted in one task, on disk if they do not fit into memory.
     frame = frame.withColumn(STRATUM, sf.min(STRATUM).over(Window.partitionBy(GROUP)))
     stratum = Window.partitionBy(STRATUM)
     rank = sf.dense_rank().over(stratum.orderBy(hash_column(ratios.seed, "split", GROUP), GROUP))
     frame = frame.withColumn(_RANK, rank)
-    begin = _bucket(ratios.seed, "stratum", STRATUM) / _BUCKETS
-    place = (sf.col(_RANK) - 1 + begin) / sf.max(_RANK).over(stratum)
-    return frame.withColumn(SPLIT, _split_name(place * _BUCKETS, ratios)).drop(_RANK)
+    offset = _bucket(ratios.seed, "stratum", STRATUM) / _BUCKETS
+    position = (sf.col(_RANK) - 1 + offset) / sf.max(_RANK).over(stratum)
+    return frame.withColumn(SPLIT, _split_name(position * _BUCKETS, ratios)).drop(_RANK)
 
 
 def _bucket(seed: int, purpose: str, column: str) -> Column:

@@ -1,6 +1,6 @@
 """The steps on a DataFrame: filters, deduplication, templates and limit.
 
-Each step only extends a plan of the JVM. Which rows a step drops never depends on partitions or order.
+Each step only extends Spark's lazy plan. Which rows a step drops never depends on partitions or order.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ DROPPED_BY = "dropped_by"
 ID, FINGERPRINT, GROUP, STRATUM, TOKENS, SPLIT = "id", "fingerprint", "group", "stratum", "tokens", "split"
 COPIES = "copies"
 _CONDITION = "__finetune_condition"
-# The column with the source of a row in a mix: MIXED_FROM beside the columns of the sources, and SOURCE in the table.
+# The column with the source of a row in a mix: MIXED_FROM next to the columns of the sources, and SOURCE in the table.
 MIXED_FROM, SOURCE = "__finetune_source", "source"
 # Columns with the place of a row, in frames that are searched for a refused row.
 FILE, BLOCK, NUMBER = PLACE = "__finetune_file", "__finetune_block", "__finetune_number"
@@ -53,11 +53,11 @@ def flag_rows(frame: DataFrame, plan: Plan) -> DataFrame:
     # NB: the filter of the recipe may compare numbers, so it is evaluated before they become text.
     frame = _with_condition(frame, plan)
     frame = plain_text.with_texts(frame, _list_learned_values(frame, plan))
-    verdict = None
+    dropped_by = None
     for name, fails in _build_filters(frame, plan):
-        verdict = sf.when(fails, name) if verdict is None else verdict.when(fails, name)
-    assert verdict is not None  # noqa: S101 - notNull always applies
-    return frame.withColumn(DROPPED_BY, verdict).drop(_CONDITION)
+        dropped_by = sf.when(fails, name) if dropped_by is None else dropped_by.when(fails, name)
+    assert dropped_by is not None  # noqa: S101 - notNull always applies
+    return frame.withColumn(DROPPED_BY, dropped_by).drop(_CONDITION)
 
 
 def _list_learned_values(frame: DataFrame, plan: Plan) -> list[str]:
@@ -89,13 +89,15 @@ def list_filters(prepare: Prepare) -> list[str]:
 
 
 def _build_filters(frame: DataFrame, plan: Plan) -> list[tuple[str, Column]]:
+    """Return the filters of the recipe, in order: the name of each, and whether a row fails it."""
     prepare, form = plan.prepare, plan.form
     characters = _count_characters(form)
     prompt = _length(form.prompt, form) if form.prompt else sf.lit(0)
     # NB: scores may be text, NaN or null; in ANSI mode a plain cast fails, and NaN is greater than every number.
     score = sf.expr(f"try_cast({quoted(prepare.quality_column)} AS double)")
     has_quality = score.isNotNull() & ~sf.isnan(score) & (score >= sf.lit(prepare.min_quality or 0.0))
-    tests = {
+    # Conditions of filters that the recipe does not set compare with null; they are not used.
+    failures = {
         "notNull": _has_blank(frame, plan),
         "minQuality": ~has_quality,
         "minChars": characters < sf.lit(prepare.min_chars),
@@ -104,7 +106,7 @@ def _build_filters(frame: DataFrame, plan: Plan) -> list[tuple[str, Column]]:
         "maxPromptChars": prompt > sf.lit(prepare.max_prompt_chars),
         "filter": ~sf.coalesce(sf.col(_CONDITION), sf.lit(False)),
     }
-    return [(name, tests[name]) for name in list_filters(prepare)]
+    return [(name, failures[name]) for name in list_filters(prepare)]
 
 
 def require_valid_text(frame: DataFrame, form: Form) -> DataFrame:
@@ -117,6 +119,7 @@ def require_valid_text(frame: DataFrame, form: Form) -> DataFrame:
 
 
 def _has_blank(frame: DataFrame, plan: Plan) -> Column:
+    """Return whether a column that must have a value is null, blank or an invalid label, or the tools are invalid."""
     columns = dict.fromkeys([*plan.form.required, *plan.prepare.not_null])
     is_blank = _has_invalid_tools(frame, plan.form.tools) if plan.form.tools else sf.lit(False)
     for name in columns:
@@ -130,7 +133,7 @@ def _has_blank(frame: DataFrame, plan: Plan) -> Column:
 
 
 def _has_invalid_tools(frame: DataFrame, name: str) -> Column:
-    # In a mix, the tools have been converted already.
+    # In a mix, the tools have been converted already. Both conversions make invalid tools null.
     tools = sf.col(quoted(name)) if MIXED_FROM in frame.columns else conversations.tools(frame, name)
     return tools.isNull()
 
@@ -202,7 +205,7 @@ def select_passed(frame: DataFrame, plan: Plan) -> DataFrame:
     content = dict.fromkeys([*plan.form.content, *(plan.prepare.dedupe.columns or [])])
     ratios = plan.prepare.split_ratios
     # NB: `redact` replaces values in the columns of an example, but the split depends on the original values of these columns.
-    deciding = dict.fromkeys(name for name in (ratios.key, ratios.stratify_by) if name)
+    split_columns = dict.fromkeys(name for name in (ratios.key, ratios.stratify_by) if name)
     origin = [name for name in (MIXED_FROM, *PLACE) if name in frame.columns]
     as_is = reader.jinja_values(frame, plan)
     unflagged = frame.where(sf.col(DROPPED_BY).isNull())
@@ -213,13 +216,14 @@ def select_passed(frame: DataFrame, plan: Plan) -> DataFrame:
             else sf.col(quoted(name)).cast("string").alias(name)
             for name in content
         ),
-        *(sf.col(quoted(name)).cast("string").alias(_split_column(name)) for name in deciding),
+        *(sf.col(quoted(name)).cast("string").alias(_split_column(name)) for name in split_columns),
         *([sf.col(quoted(plan.form.label)).alias(labels.COLUMN)] if plan.form.label else []),
         *origin,
     )
 
 
 def _split_column(column: str) -> str:
+    """Return the name of the copy of a column that decides on the split."""
     return f"__finetune_as_is_{column}"
 
 
@@ -243,20 +247,9 @@ def identify_examples(frame: DataFrame, plan: Plan) -> DataFrame:
     fingerprint = _fingerprint(example + structures + label_and_weights)
     dedupe_texts = [_text(name) for name in plan.prepare.dedupe.columns or []]
     split_key = sf.col(quoted(_split_column(key))) if key else sf.lit(None).cast("string")
-    identity = sf.sha2(
-        sf.to_json(
-            sf.struct(
-                *(
-                    text.alias(f"t{i}")
-                    for i, text in enumerate(
-                        example + structures + _conversations_as_json(form) + label_and_weights
-                    )
-                ),
-                split_key.alias("key"),
-            )
-        ),
-        256,
-    )
+    parts = example + structures + _conversations_as_json(form) + label_and_weights
+    fields = [part.alias(f"t{number}") for number, part in enumerate(parts)]
+    identity = sf.sha2(sf.to_json(sf.struct(*fields, split_key.alias("key"))), 256)
     compared = [_normalize(spoken_texts(form)).alias(near.TEXT)] if plan.prepare.dedupe.near else []
     compared += [contents(form).alias(decontaminate.TEXT)] if plan.prepare.decontaminate else []
     return frame.select(
@@ -330,13 +323,13 @@ def _sort_columns(frame: DataFrame) -> list[str]:
 
 
 def limit_rows(frame: DataFrame, limit: int | None, seed: int) -> DataFrame:
-    """Keep at most `limit` examples, the examples with the least seeded hash; of examples with equal ids, the examples of the least stratum."""
+    """Keep the `limit` examples whose ids have the least seeded hashes. Examples with equal ids are ordered by stratum, then by source."""
     if limit is None:
         return frame
     order = (hash_column(seed, "limit", ID), *_sort_columns(frame))
     # NB: orderBy with limit keeps all rows in memory, and a global sort runs its input twice.
-    few = limit <= _MAX_ROWS_IN_MEMORY
-    ordered = frame.orderBy(*order) if few else frame.repartition(1).sortWithinPartitions(*order)
+    fits_in_memory = limit <= _MAX_ROWS_IN_MEMORY
+    ordered = frame.orderBy(*order) if fits_in_memory else frame.repartition(1).sortWithinPartitions(*order)
     return ordered.limit(limit)
 
 

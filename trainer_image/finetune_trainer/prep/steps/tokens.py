@@ -1,4 +1,4 @@
-"""Token ids of examples, as training reads them."""
+"""Adds the token ids of examples to a frame, as training reads them."""
 
 from __future__ import annotations
 
@@ -68,10 +68,10 @@ def with_tokens(
     drop = on_template_error == "Drop"
     encoding = Documents.of_recipe(loaded.tokenizer, columns, objective, day).encoding
     added = [StructField(TOKENS, IntegerType(), nullable=drop)]
-    for names in token_columns(columns):
+    for document in token_columns(columns):
         ids, mask = ArrayType(IntegerType(), containsNull=False), ArrayType(BooleanType(), containsNull=False)
-        added.append(StructField(names.input_ids, ids, nullable=drop, metadata={ENCODING: encoding}))
-        added.append(StructField(names.loss_mask, mask))
+        added.append(StructField(document.input_ids, ids, nullable=drop, metadata={ENCODING: encoding}))
+        added.append(StructField(document.loss_mask, mask))
     load = _choose_loader(frame, model, loaded, columns)
     tokenize = partial(_tokenize_batches, load=load, columns=columns, objective=objective, day=day, drop=drop)
     return frame.mapInArrow(tokenize, StructType([*frame.schema.fields, *added]))
@@ -105,8 +105,8 @@ def _choose_loader(
     frame: DataFrame, model: Model, loaded: Loaded, columns: Columns
 ) -> Callable[[], PreTrainedTokenizerBase | TextTokenizer]:
     """Return a function that loads the tokenizer in a task: only the part for texts if all columns of an example are text."""
-    of_texts = all(isinstance(frame.schema[name].dataType, StringType) for name in columns.content_columns)
-    load = tokenizer.build_text_tokenizer_loader(loaded.tokenizer) if of_texts else None
+    is_text = all(isinstance(frame.schema[name].dataType, StringType) for name in columns.content_columns)
+    load = tokenizer.build_text_tokenizer_loader(loaded.tokenizer) if is_text else None
     return load or partial(_load_tokenizer, model, ship_folder(frame.sparkSession, loaded.folder))
 
 
@@ -155,6 +155,7 @@ def _tokenize_batches(
     day: date | None,
     drop: bool,
 ) -> Iterator[pa.RecordBatch]:
+    """Yield the rows with the added columns, in batches that end when they reach _MAX_TOKENS_PER_BATCH token ids."""
     documents = Documents.of_recipe(load(), columns, objective, day)
     for batch in batches:
         rows = {name: batch.column(name).to_pylist() for name in columns.column_names}
@@ -175,18 +176,16 @@ class _AddedColumns:
     def __init__(self, columns: Columns) -> None:
         self.tokens = 0
         self._lengths: list[int | None] = []
-        self._lists = {
-            # Token ids, and booleans, see `_Lists`.
-            name: _Lists(kind)
-            for each in token_columns(columns)
-            for name, kind in zip(each, "ib", strict=True)
-        }
+        self._lists: dict[str, _Lists] = {}
+        for document in token_columns(columns):
+            self._lists |= {document.input_ids: _Lists("i"), document.loss_mask: _Lists("b")}
 
     def append(self, row: tuple[Document, ...] | None) -> None:
         """Add a row; None stands for a row to drop."""
         length = None if row is None else sum(len(document.tokens) for document in row)
         self.tokens += length or 0
         self._lengths.append(length)
+        # The token ids and the loss mask of each document, in the order of the columns.
         values = [None] * len(self._lists) if row is None else [part for document in row for part in document]
         for column, value in zip(self._lists.values(), values, strict=True):
             column.append(value)
@@ -206,12 +205,12 @@ class _Lists:
 
     def __init__(self, kind: str) -> None:
         self._values = array(kind)
-        self._ends = array("i", [0])
+        self._offsets = array("i", [0])
         self._missing: list[bool] = []
 
     def append(self, values: list[int] | list[bool] | None) -> None:
         self._values.extend(values or ())
-        self._ends.append(len(self._values))
+        self._offsets.append(len(self._values))
         self._missing.append(values is None)
 
     def as_arrow(self) -> pa.Array:
@@ -219,8 +218,8 @@ class _Lists:
 
         values = np.asarray(self._values)
         values = values if self._values.typecode == "i" else values.astype(np.bool_)
-        ends = pa.array(np.asarray(self._ends))
-        return pa.ListArray.from_arrays(ends, pa.array(values), mask=pa.array(self._missing, pa.bool_()))
+        offsets = pa.array(np.asarray(self._offsets))
+        return pa.ListArray.from_arrays(offsets, pa.array(values), mask=pa.array(self._missing, pa.bool_()))
 
 
 def _select_refused_rows(
@@ -239,9 +238,10 @@ def _select_refused_rows(
         refusals = batch.column(REFUSAL).to_pylist()
         rows = _iterate_rows({name: batch.column(name).to_pylist() for name in columns.column_names})
         for number, row in enumerate(rows):
-            # A row with a refusal keeps it. A row with a null is no example, and no chat template can refuse texts.
-            is_text = all(isinstance(value, str) for value in row.values()) and columns.messages is None
-            if refusals[number] is None and None not in row.values() and not is_text:
+            # Only conversations can be refused here. A row with a null is not tokenized.
+            is_text = columns.messages is None and all(isinstance(value, str) for value in row.values())
+            is_tokenized = None not in row.values()
+            if refusals[number] is None and is_tokenized and not is_text:
                 refusals[number] = _find_refusal(documents, row)
         columns_of_places = {name: batch.column(name) for name in names}
         columns_of_places[REFUSAL] = pa.array(refusals, pa.string())
@@ -258,17 +258,18 @@ def tokenize_rows(
         ValueError: a row is refused, and `drop` is not set; `refused_rows.find_error` finds the error in the message of Spark's exception.
     """
     has_null = [None in row for row in zip(*rows.values(), strict=True)]
-    accepted = {
-        name: [value for value, is_refused in zip(values, has_null, strict=True) if not is_refused]
+    # The columns without the rows that have a null.
+    complete = {
+        name: [value for value, is_null in zip(values, has_null, strict=True) if not is_null]
         for name, values in rows.items()
     }
     if documents.columns.messages is None and all(
-        isinstance(value, str) for value in chain(*accepted.values())
+        isinstance(value, str) for value in chain(*complete.values())
     ):
-        row_documents: Iterator[tuple[Document, ...] | None] = documents.of(accepted)
+        row_documents: Iterator[tuple[Document, ...] | None] = documents.of(complete)
     else:
-        row_documents = (_tokenize_conversation(documents, row, drop=drop) for row in _iterate_rows(accepted))
-    return (None if is_refused else next(row_documents) for is_refused in has_null)
+        row_documents = (_tokenize_conversation(documents, row, drop=drop) for row in _iterate_rows(complete))
+    return (None if is_null else next(row_documents) for is_null in has_null)
 
 
 def _iterate_rows(columns: dict[str, list[Any]]) -> Iterator[dict[str, Any]]:
@@ -287,7 +288,7 @@ def _tokenize_conversation(
 
 
 def _find_refusal(documents: Documents, example: dict[str, Any]) -> str | None:
-    """Return the text of the error of an example that is refused."""
+    """Return the text of the error of an example that is refused; None for a valid example."""
     try:
         _make_documents(documents, example)
     except RowError as error:

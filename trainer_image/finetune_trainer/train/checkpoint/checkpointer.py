@@ -335,7 +335,7 @@ class Checkpointer:
         complete = self._checkpoints.list_complete(saves)
         left_over = select_left_over(saves, complete, attempt=self.claim.attempt)
         self.claim.confirm()
-        # NB: killed pods may still write there, so that deleting fails.
+        # NB: killed pods may still write there; deleting then fails.
         with filesystems.tolerate_failures(
             f"what an earlier attempt left of step {step} could not be deleted"
         ):

@@ -44,7 +44,7 @@ class Claim:
     """The claim of one generation of pods on a checkpoint folder. A generation is one start of all pods of a job.
 
     The manifest in the folder names the generation that claimed it last. A lower attempt never takes the folder from a higher
-    one. Of two generations of one attempt, as when Kueue admits a Job again, the later claim counts.
+    one. Of two generations of one attempt, for example if Kueue admits a Job again, the later claim counts.
 
     NB: fsspec's interface cannot replace a file on the condition that it is unchanged, so `confirm` writes the manifest and reads it
     back. Two races remain, and both are harmless:

@@ -1,4 +1,4 @@
-"""Finds the checkpoint to resume from: the newest one of the job, or of the job in checkpoint.resumeFrom."""
+"""Finds the checkpoint to resume from: the newest checkpoint of the job, or of the job in checkpoint.resumeFrom."""
 
 from __future__ import annotations
 
@@ -94,12 +94,7 @@ def find_newest(job_folder: str, recipe: Recipe) -> ResumePoint | None:
 def _find_newest_in(
     folder: str, remedy: str, *, only: int | None = None
 ) -> tuple[Progress, Marker, Save] | None:
-    """Return the newest undamaged checkpoint in a folder, or the checkpoint of step `only`; None if there is no complete checkpoint.
-
-    Raises:
-        RecipeRefusedError: all complete checkpoints are damaged.
-        TrainingError: the storage failed.
-    """
+    """Return the newest undamaged checkpoint in a folder, or the checkpoint of step `only`; None if there is no complete checkpoint."""
     checkpoints = CheckpointFolder(folder)
     damaged: list[str] = []
     with _raise_storage_errors(folder):

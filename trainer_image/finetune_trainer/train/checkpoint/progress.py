@@ -90,7 +90,7 @@ class Progress:
 
     def on_eval_data(self, eval_data: str | None) -> Progress:
         """Return the progress for evaluations on `eval_data`; results on other data are dropped."""
-        # Without `examples`, nothing was evaluated yet, or an earlier release did not record on which data.
+        # If `examples` is empty, nothing was evaluated yet, or an earlier release did not record on which data.
         if self.eval_data == eval_data or not self.examples:
             return replace(self, eval_data=eval_data)
         return replace(

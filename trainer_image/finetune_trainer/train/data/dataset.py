@@ -33,7 +33,7 @@ _TOKENS_PER_WRITE = 1 << 17
 class Split:
     """Tokenized examples, concatenated; an example has one or two documents.
 
-    The documents of a preference are its prompt with the chosen and with the rejected answer. Those of an unpaired preference are its
+    The documents of a preference are its prompt with the chosen and with the rejected answer. The documents of an unpaired preference are its
     prompt with its own answer, and with the answer of the next example (the last example uses the answer of the first).
 
     tokens: token ids, int32 [tokens].
@@ -81,10 +81,7 @@ def tokenize(splits: Splits, name: str, encoder: Encoder, folder: Path, *, prepa
     preference. On disk, the tokens exist twice, or three times for unpaired preferences, at 5 bytes per token.
 
     Args:
-        splits: the location of the data.
-        name: the name of the split.
         encoder: makes the examples; its counts start at 0.
-        folder: the folder to write to.
         prepared: whether the table has the token ids (`read.has_token_ids`).
 
     Raises:
