@@ -192,4 +192,7 @@ def _convert_to_parquet(builder: DatasetBuilder, split: str, scratch: Path) -> l
     """Write all splits of a configuration as Parquet, and return the files of `split`."""
     folder = scratch / "files"
     builder.download_and_prepare(str(folder), file_format="parquet")
-    return [str(path) for path in sorted(folder.glob(f"{builder.dataset_name}-{split}*.parquet"))]
+    # NB: with one shard, a name ends with the split; another split's name may begin with it. The name of a split has no hyphen.
+    prefix = f"{builder.dataset_name}-{split}"
+    files = [*folder.glob(f"{prefix}.parquet"), *folder.glob(f"{prefix}-*.parquet")]
+    return [str(path) for path in sorted(files)]

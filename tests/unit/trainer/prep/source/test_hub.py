@@ -34,6 +34,12 @@ configs:
   data_files: [{split: train, path: de/one.parquet}, {split: validation, path: de/two.parquet}]
 ---
 """
+SPLITS_OF_JSON = b"""---
+configs:
+- config_name: default
+  data_files: [{split: train, path: a.jsonl}, {split: train_sft, path: b.jsonl}]
+---
+"""
 DATASETS = {
     "org/splits": Repository(
         {
@@ -53,6 +59,9 @@ DATASETS = {
     ),
     "org/list": Repository({"alpaca.json": json.dumps([{"text": "a"}, {"text": "b"}]).encode()}),
     "org/table": Repository({"validation.csv": b"text\na\n", "test.csv": b"text\nt\n"}),
+    "org/likely": Repository(
+        {"README.md": SPLITS_OF_JSON, "a.jsonl": b'{"text": "a"}', "b.jsonl": b'{"text": "b"}'}
+    ),
     "org/script": Repository({"script.py": b"raise SystemExit", "a.parquet": parquet("a")}),
     "org/gated": Repository({"a.parquet": parquet("a")}, gated=True),
     "org/empty": Repository({"README.md": b""}),
@@ -83,6 +92,7 @@ LOADED: list[tuple[str, dict[str, str], list[str]]] = [
         ["v"],
     ),
     ("a file of JSON that is one list", {"dataset": "org/list"}, ["a", "b"]),
+    ("a split whose name begins another's", {"dataset": "org/likely", "split": "train"}, ["a"]),
     ("a split of CSV", {"dataset": "org/table", "split": "validation"}, ["a"]),
 ]
 
