@@ -297,6 +297,8 @@ def build_settings(
         "spark.sql.session.timeZone": "UTC",
         # NB: files may have the columns ID and id. In Hive, names are in lower case, even if the files of the table have other names.
         "spark.sql.caseSensitive": str(not (catalog and catalog.hive)).lower(),
+        # NB: for lower(), ICU first computes the title case of every code point in each JVM, which takes 2 to 3 s of CPU time.
+        "spark.sql.icu.caseMappings.enabled": "false",
         "spark.sql.optimizer.excludedRules": _EXCLUDED_RULES,
         "spark.sql.adaptive.optimizer.excludedRules": _EXCLUDED_ADAPTIVE_RULES,
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",

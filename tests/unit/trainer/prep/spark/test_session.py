@@ -25,6 +25,7 @@ def test_settings_follow_the_recipe_and_the_pod() -> None:
         "spark.driver.extraClassPath": "/jars/*",
         "spark.local.dir": "/tmp",
         "spark.sql.shuffle.partitions": "12",
+        "spark.sql.icu.caseMappings.enabled": "false",
         "spark.ui.enabled": "false",
     }
     assert {name: spark_settings[name] for name in expected} == expected
