@@ -84,7 +84,11 @@ class EndpointClient(Protocol):
     """The endpoint of one spec, with a login. Every method blocks."""
 
     def read(self) -> Endpoint:
-        """Return the current state of the endpoint. Never raises: `problem` has the reason why it could not be read."""
+        """Return the current state of the endpoint.
+
+        Raises:
+            ExternalError: the server cannot be reached, or refuses.
+        """
 
     def act(self, action: EndpointAction) -> None:
         """Request a change, without waiting until it is complete.

@@ -95,7 +95,11 @@ class _WorkspaceEndpoint:
     workspace: WorkspaceClient
 
     def read(self) -> Endpoint:
-        """The current state of the endpoint."""
+        """The current state of the endpoint.
+
+        Raises:
+            ExternalError: Databricks cannot be reached, or refuses.
+        """
         return read_endpoint(self.workspace, self.spec)
 
     def act(self, action: EndpointAction) -> None:

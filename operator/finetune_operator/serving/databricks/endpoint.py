@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from finetune_crds.serving import DatabricksServing, InferenceTable, Serving
 from finetune_operator.databricks.workspace import translate_errors
-from finetune_operator.errors import ExternalError
 from finetune_operator.serving.databricks.entities import (
     build_entity,
     build_entity_name,
@@ -35,22 +34,23 @@ _OPTIONAL_FIELDS = {
 
 
 def read_endpoint(workspace: WorkspaceClient, spec: Serving) -> Endpoint:
-    """Return the current state of the endpoint. Never raises: `problem` has the reason why it could not be read."""
+    """Return the current state of the endpoint.
+
+    Raises:
+        ExternalError: Databricks cannot be reached, or refuses.
+    """
     from databricks.sdk.errors import NotFound
 
-    try:
-        with translate_errors(workspace, f"read the serving endpoint {spec.endpoint}"):
-            try:
-                details = workspace.serving_endpoints.get(spec.endpoint)
-            except NotFound:
-                return Endpoint()
-            endpoint = _parse_endpoint(details, spec, workspace.config.host)
-            has_canary_gates = spec.canary is not None and bool(spec.canary.gates)
-            if not has_canary_gates:
-                return endpoint
-            return dataclasses.replace(endpoint, traffic=_read_traffic(workspace, spec, endpoint))
-    except ExternalError as error:
-        return Endpoint(problem=error.problem)
+    with translate_errors(workspace, f"read the serving endpoint {spec.endpoint}"):
+        try:
+            details = workspace.serving_endpoints.get(spec.endpoint)
+        except NotFound:
+            return Endpoint()
+        endpoint = _parse_endpoint(details, spec, workspace.config.host)
+        has_canary_gates = spec.canary is not None and bool(spec.canary.gates)
+        if not has_canary_gates:
+            return endpoint
+        return dataclasses.replace(endpoint, traffic=_read_traffic(workspace, spec, endpoint))
 
 
 def _read_traffic(

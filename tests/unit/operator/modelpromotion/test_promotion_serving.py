@@ -351,6 +351,28 @@ async def test_an_endpoint_stays_as_it_is_while_the_alias_is_elsewhere(
     )
 
 
+async def test_a_workspace_that_does_not_answer_is_asked_for_one_endpoint_only(state: Workspace) -> None:
+    simulation = Databricks(state)
+    await simulation.stage(1)
+    spec = simulation.held["spec"]
+    simulation.submit(
+        "other", **spec | {"alias": "other", "serving": {**spec["serving"], "endpoint": "other"}}
+    )
+    await simulation.settle()
+    simulation.seconds += simulation.settings.poll_seconds
+    outage = Fault(429, {"error_code": "REQUEST_LIMIT_EXCEEDED", "message": "Slow down"}, path=PATH)
+    state.faults = [outage]
+    await simulation.operator.look("champion")
+    times = outage.times
+    await simulation.operator.look("other")
+    message = (
+        f"Databricks at {state.uri} is too busy to read the serving endpoint support: "
+        "REQUEST_LIMIT_EXCEEDED, HTTP 429"
+    )
+    assert outage.times == times
+    assert simulation.says("Served", "other") == ("DatabricksUnreachable", message)
+
+
 @pytest.mark.parametrize(("number", "after"), [(number, bool(number % 2)) for number in range(1, 9)])
 async def test_an_operator_that_dies_while_it_takes_both_back(
     state: Workspace, number: int, after: bool

@@ -275,7 +275,9 @@ def test_problems_are_told(databricks: Workspace) -> None:
         ConditionReason.DATABRICKS_UNREACHABLE,
         f"Databricks at {databricks.uri} is too busy to read the serving endpoint support: REQUEST_LIMIT_EXCEEDED, HTTP 429",
     )
-    assert read(databricks) == Endpoint(problem=problem)
+    with pytest.raises(ExternalError) as raised:
+        read(databricks)
+    assert raised.value.problem == problem
 
 
 TABLE = {"inferenceTable": {"catalog": "main", "schema": "logs", "tablePrefix": "support"}}
