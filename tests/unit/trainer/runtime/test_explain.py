@@ -32,6 +32,30 @@ DUPLICATE_GPU = dist.DistBackendError(
     "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 7000\n"
 )
 PAIR = "[/pytorch/third_party/gloo/gloo/transport/tcp/"
+# A lack of memory of the CUDA runtime, of cuBLAS, and of NCCL, which do not use torch's allocator; and what is reported of it.
+OTHER_LACKS: list[tuple[BaseException, str]] = [
+    (error, NEEDS_MEMORY.format(3).replace("CUDA out of memory. Tried to allocate 2.00 GiB.", reported))
+    for error, reported in (
+        (
+            RuntimeError("CUDA error: out of memory\nSearch for `cudaErrorMemoryAllocation' in ..."),
+            "CUDA error: out of memory",
+        ),
+        (
+            RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+            "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        ),
+        (
+            dist.DistBackendError(
+                "NCCL error in: NCCLUtils.cpp:94, unhandled cuda error (run with NCCL_DEBUG=INFO for details), NCCL version 2.27.3\n"
+                "ncclUnhandledCudaError: Call to CUDA function failed.\n"
+                "Last error:\n"
+                "Cuda failure 2 'out of memory'"
+            ),
+            "NCCL error in: NCCLUtils.cpp:94, unhandled cuda error (run with NCCL_DEBUG=INFO for details), NCCL version 2.27.3 ... Cuda "
+            "failure 2 'out of memory'",
+        ),
+    )
+]
 # What torch 2.13 raises in a collective, and whether another rank is its cause.
 LOSSES: list[tuple[BaseException, bool]] = [
     (RuntimeError(f"{PAIR}pair.cc:553] Connection closed by peer [10.1.2.3]:45466."), True),
@@ -110,6 +134,7 @@ def test_a_loss_of_a_peer_is_told_from_a_fault_of_the_rank(error: BaseException,
             "and the variables of NCCL and Gloo in pods.train",
         ),
         (OUT_OF_MEMORY, "OutOfMemory", NEEDS_MEMORY.format(3)),
+        *((error, "OutOfMemory", sentence) for error, sentence in OTHER_LACKS),
         (
             NO_ROUTE,
             "PeerLost",

@@ -16,6 +16,10 @@ _MAX_LINE_CHARS = 300
 _FAULT_OF_RANK = re.compile(
     r"ncclInvalid(?:Usage|Argument)|ncclUnhandledCudaError|ncclInternalError|No space left on device|EADDRINUSE"
 )
+# A lack of GPU memory outside of torch's allocator: of the CUDA runtime, of cuBLAS, and of NCCL in its error of a collective.
+_OUT_OF_MEMORY = re.compile(
+    r"CUDA error: out of memory|CUBLAS_STATUS_ALLOC_FAILED|Cuda failure (?:\d+ )?'out of memory'"
+)
 # Gloo has no error class of its own: its RuntimeErrors are recognized by their texts. Source: Gloo, transport/tcp/pair.cc and
 # unbound_buffer.cc.
 _GLOO = re.compile(r"gloo", re.IGNORECASE)
@@ -27,11 +31,13 @@ _GLOO_LOSS = re.compile(
 
 def explain_error(error: BaseException, rank: int) -> BaseException:
     """Return the error to report: with a remedy for a lack of GPU memory, and marked as a consequence if another rank failed."""
-    if isinstance(error, torch.OutOfMemoryError):
+    if _is_out_of_memory(error):
+        # NCCL names what failed in the last line.
+        detail = _join_first_and_last_line(error) if isinstance(error, dist.DistError) else first_line(error)
         sentence = (
             f"rank {rank} ran out of GPU memory: set training.activationCheckpointing to Full, or lower "
             "training.perDeviceBatchSize or training.maxLength; if the weights alone do not fit, use more GPUs with FSDP, or "
-            f"method QLoRA ({first_line(error)[:_MAX_LINE_CHARS]})"
+            f"method QLoRA ({detail[: 2 * _MAX_LINE_CHARS]})"
         )
         return TrainingError("OutOfMemory", sentence, rank=rank)
     if is_loss_of_peer(error):
@@ -56,6 +62,13 @@ def is_loss_of_peer(error: BaseException) -> bool:
         # Another rank causes every error that this rank does not cause itself.
         return not _FAULT_OF_RANK.search(text)
     return isinstance(error, RuntimeError) and bool(_GLOO.search(text) and _GLOO_LOSS.search(text))
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    """Whether a GPU has too little memory: for torch's allocator, or for what a library allocates itself."""
+    return isinstance(error, torch.OutOfMemoryError) or (
+        isinstance(error, RuntimeError) and bool(_OUT_OF_MEMORY.search(str(error)))
+    )
 
 
 def _join_first_and_last_line(error: BaseException) -> str:
