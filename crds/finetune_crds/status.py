@@ -259,7 +259,7 @@ class ReducedMemory(ApiModel):
     """In place of training.perDeviceEvalBatchSize."""
     gradient_accumulation: int | None = None
     """In place of training.gradientAccumulation, so that a step has as many sequences."""
-    activation_checkpointing: Literal["Full"] | None = None
+    activation_checkpointing: Literal["Selective", "Full"] | None = None
     """In place of training.activationCheckpointing."""
     checkpoint_mode: Literal["Sync"] | None = None
     """In place of checkpoint.mode."""

@@ -178,6 +178,34 @@ def test_a_failed_rank_restarts_the_gang_and_exit_75_does_not_count(world: World
     world.wait_phase("tune", "Succeeded")
 
 
+def test_an_attempt_that_runs_out_of_memory_is_followed_by_one_that_uses_less(world: World) -> None:
+    world.submit(splits_given(training={"perDeviceBatchSize": 2, "activationCheckpointing": "Full"}))
+    lack, peer_lost = (
+        error("OutOfMemory", "rank 0 ran out of GPU memory"),
+        error("PeerLost", "rank 0 is gone"),
+    )
+    world.run_pods("tune-train-1", 2)
+    world.end_pods("tune-train-1", [1, 1], [lack, peer_lost])
+    world.run_pods("tune-train-2", 2)
+    smaller = {"perDeviceBatchSize": 1, "gradientAccumulation": 2}
+    status = world.wait_phase("tune", "Training")
+    assert (status["reducedMemory"], status["restarts"]) == (smaller, 0)
+    recipe = world.api.get("ConfigMap", world.namespace, "tune-train")
+    assert recipe is not None
+    training = yaml.safe_load(recipe["data"]["recipe.yaml"])["training"]
+    assert {name: training[name] for name in smaller} == smaller
+    assert world.job("tune")["spec"]["training"]["perDeviceBatchSize"] == 2
+
+    world.end_pods("tune-train-2", [1, 1], [lack, peer_lost])
+    failed = world.wait_condition("tune", "Failed", "OutOfMemory")
+    assert "attempt 2 ran out of GPU memory, and no setting is left that uses less; " in failed["message"]
+    status = world.status("tune")
+    assert (status["phase"], [item["cause"] for item in status["attempts"]]) == (
+        "Failed",
+        2 * ["OutOfMemory"],
+    )
+
+
 def test_suspend_stops_the_pods_and_resume_goes_on_with_a_new_attempt(own_world: OwnWorld) -> None:
     own_world.submit(splits_given())
     own_world.run_pods("tune-train-1", 2)

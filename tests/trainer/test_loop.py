@@ -10,11 +10,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 import torch
+from deltalake import write_deltalake
 
 from finetune_crds import contract
 from finetune_crds.training import Training
+from finetune_trainer.train import loop as training_loop
 from finetune_trainer.train.checkpoint.folder import CheckpointFolder
 from finetune_trainer.train.checkpoint.progress import Progress
 from finetune_trainer.train.data import pack
@@ -29,6 +32,7 @@ from finetune_trainer.train.objectives.sft import Sft
 from finetune_trainer.train.reporter import Reporter
 from support import networks
 from support.checkpoints import complete_steps
+from support.pods import examples
 from support.training import error_of, eval_loss_of, history, validation_loss
 
 if TYPE_CHECKING:
@@ -115,6 +119,39 @@ def test_a_loss_that_runs_away_ends_the_attempt_and_the_last_good_checkpoint_sta
     last = (step - 1) // 4 * 4
     assert kept(pod) == [last]
     assert outcome.losses[last] < best + 0.5
+
+
+def out_of_memory_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    """Have the step with this number, from 0, run out of the memory of a GPU."""
+    take_step: Any = training_loop.take_step
+
+    def fails(*args: Any, **options: Any) -> Any:
+        if options["step"] == step:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return take_step(*args, **options)
+
+    monkeypatch.setattr(training_loop, "take_step", fails)
+
+
+def test_smaller_passes_and_recomputation_carry_on_the_same_run(
+    pod: Pod, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The operator has the attempt after one that ran out of memory use less. Here, the passes of a step differ in their tokens."""
+    rows = [{**row, "response": row["response"] * (1 + number % 5)} for number, row in enumerate(examples())]
+    write_deltalake(str(tmp_path / "corpus"), pa.Table.from_pylist(rows))
+    pod = pod.but({"data.splits.path": str(tmp_path / "corpus"), "training.packing": False})
+    expected = pod.run_here(capsys).losses
+    pod = pod.but({"checkpoint": {"uri": str(tmp_path / "checkpoints"), "everySteps": 1, "mode": "Sync"}})
+    with pytest.MonkeyPatch.context() as patch:
+        out_of_memory_at(patch, 2)
+        outcome = pod.run_here(capsys)
+    assert (outcome.code, error_of(outcome).reason) == (1, "OutOfMemory")
+    losses = outcome.losses
+    less = {"perDeviceBatchSize": 1, "gradientAccumulation": 4, "activationCheckpointing": "Full"}
+    outcome = pod.but({f"training.{name}": value for name, value in less.items()}).run_here(capsys)
+    assert outcome.code == 0, outcome.output
+    assert "resuming from the checkpoint of step 2\n" in outcome.output
+    assert losses | outcome.losses == pytest.approx(expected, abs=2e-4)
 
 
 def test_the_run_says_while_checkpoints_cannot_be_written(

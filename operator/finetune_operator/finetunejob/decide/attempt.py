@@ -49,7 +49,7 @@ class OutOfMemory:
     """The training ran out of memory. Another attempt can succeed only with settings that use less.
 
     Attributes:
-        reduced_memory: these settings; None if no setting is left that reduces the memory.
+        reduced_memory: these settings; None if no setting is left that uses less.
     """
 
     reduced_memory: ReducedMemory | None
@@ -101,11 +101,12 @@ def after_failure(draft: Draft, number: int, state: Failed) -> None:
             # Without delay or limit: each such attempt uses less memory than the one before, until no setting is left.
             draft.update(reduced_memory=reduced_memory)
             settings = memory_reduction.describe(reduced_memory)
-            why = f"attempt {number} ran out of memory, and the next one has {settings}; {sentence}"
-            restart(draft, number + 1, counted=False, why=why)
+            why = f"{memory_reduction.describe_lack(number, failure)}, and the next one has {settings}"
+            restart(draft, number + 1, counted=False, why=f"{why}; {_describe_end(failure)}")
         case OutOfMemory():
-            why = f"attempt {number} ran out of memory, and no setting is left that reduces it; {sentence}"
-            _fail(draft, ConditionReason.OUT_OF_MEMORY, why)
+            why = f"{memory_reduction.describe_lack(number, failure)}, and no setting is left that uses less"
+            remedy = memory_reduction.describe_remedy(draft)
+            _fail(draft, ConditionReason.OUT_OF_MEMORY, f"{why}; {_describe_end(failure)}; {remedy}")
         case Retryable() if probing.has_begun_with_one_pod(state.job):
             backoff.record_delay(draft, attempt)
             why = f"attempt {number} began with one pod and does not count as a restart; {sentence}"
@@ -211,14 +212,17 @@ def classify_failure(
     if init_reason:
         # NB: the exit codes in runPolicy are those of the command, which has not started.
         return Fatal(init_reason) if failure.exit_code == contract.EXIT_RECIPE else Retryable()
-    fatal_reason = find_fatal_reason(failure, policy)
-    if fatal_reason:
-        return Fatal(fatal_reason)
     # maxRestarts 0 also rules out an attempt with other settings.
-    if policy.max_restarts and memory_reduction.is_out_of_memory(draft, failure):
+    can_reduce = policy.max_restarts > 0
+    was_reduction_refused = can_reduce and memory_reduction.was_reduction_refused(draft, failure)
+    fatal_reason = find_fatal_reason(failure, policy)
+    # NB: a refusal of the operator's settings does not mean that the spec is wrong.
+    if fatal_reason and not was_reduction_refused:
+        return Fatal(fatal_reason)
+    if was_reduction_refused or (can_reduce and memory_reduction.is_out_of_memory(draft, failure)):
         reduced_memory = memory_reduction.find_reduction(draft, failure)
         # NB: the use of host memory varies, so the same settings may succeed next time; the use of GPU memory does not.
-        if reduced_memory or failure.reason == memory_reduction.OUT_OF_GPU_MEMORY:
+        if reduced_memory or failure.reason != memory_reduction.OUT_OF_HOST_MEMORY:
             return OutOfMemory(reduced_memory)
     return Retryable()
 
@@ -288,8 +292,13 @@ def _describe_failure(failure: LastFailure, deleted_pod: pod_state.Exit | None) 
     if not failure.pod:
         return failure.message or ""
     after = " after it was deleted" if deleted_pod else ""
-    where = pod_state.describe_pod(failure.pod, failure.node)
-    return f"{where} ended with exit code {failure.exit_code}{after}: {_find_last_line(failure)}"
+    return f"{_describe_end(failure)}{after}: {_find_last_line(failure)}"
+
+
+def _describe_end(failure: LastFailure) -> str:
+    """The pod of a failure with its exit code, as a sentence."""
+    where = pod_state.describe_pod(failure.pod, failure.node) if failure.pod else "a pod"
+    return f"{where} ended with exit code {failure.exit_code}"
 
 
 def _find_last_line(failure: LastFailure) -> str:

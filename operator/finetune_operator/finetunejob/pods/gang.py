@@ -32,11 +32,6 @@ _TORCHRUN_SECONDS = 10
 def build_step(draft: Draft, attempt: int) -> Step:
     """The step of one attempt."""
     distributed = draft.spec.distributed
-    use_less = (
-        "reduce the memory that your command uses"
-        if draft.spec.trainer.command
-        else "create a FineTuneJob with another name and a lower training.perDeviceBatchSize"
-    )
     return Step(
         names.TRAIN,
         names.train_name(draft.ftj.name, attempt),
@@ -44,8 +39,20 @@ def build_step(draft: Draft, attempt: int) -> Step:
         nodes=distributed.nodes,
         attempt=attempt,
         ranks_per_node=distributed.ranks_per_node,
-        use_less=use_less,
+        use_less=_describe_host_remedy(draft),
     )
+
+
+def _describe_host_remedy(draft: Draft) -> str:
+    """What to do about a lack of host memory, besides a higher limit; empty if nothing else helps."""
+    if draft.spec.trainer.command:
+        return "reduce the memory that your command uses"
+    # NB: on GPUs, the host memory does not depend on the batch size.
+    if memory_reduction.has_gpus(draft):
+        return ""
+    training = memory_reduction.apply_to_training(draft.spec.training, draft.status.reduced_memory)
+    field = "perDeviceBatchSize" if training.per_device_batch_size > 1 else "maxLength"
+    return f"create a FineTuneJob with another name and a lower training.{field}"
 
 
 def companions(draft: Draft) -> list[tuple[str, str]]:

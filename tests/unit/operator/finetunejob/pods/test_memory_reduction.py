@@ -10,7 +10,7 @@ import yaml
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.contract import PodError, TerminationMessage
 from finetune_crds.status import ReducedMemory
-from finetune_crds.status_parts import DeviceStatus
+from finetune_crds.status_parts import DeviceStatus, PlanStatus, Recomputation
 from fixtures.operator_in_memory.decisions import (
     child,
     conclude,
@@ -25,6 +25,9 @@ from fixtures.operator_in_memory.decisions import (
 Json = dict[str, Any]
 JOB = "tune-train-1"
 GPU_ERROR = TerminationMessage(error=PodError(reason="OutOfMemory", message="rank 1 ran out of GPU memory"))
+TOO_LARGE = TerminationMessage(error=PodError(reason="OutOfMemory", message="the job needs about 90 GiB"))
+UNSUPPORTED = TerminationMessage(error=PodError(reason="RecomputationUnsupported", message="set it to None"))
+END = f"pod {JOB}-0-abcde ended with exit code"
 CPU, GPU = DeviceStatus(type="CPU"), DeviceStatus(type="GPU", count=2)
 CHECKPOINT: Json = {"uri": "/data/checkpoints", "everySteps": 10}
 
@@ -32,13 +35,17 @@ CHECKPOINT: Json = {"uri": "/data/checkpoints", "everySteps": 10}
 def fail(
     *,
     host: bool = False,
+    refusal: TerminationMessage | None = None,
     reduced: ReducedMemory | None = None,
     device: DeviceStatus = GPU,
+    plan: PlanStatus | None = None,
     **parts: Any,
 ) -> Any:
-    """The decision after the first attempt has run out of memory of a GPU, or of the host."""
-    before = running(reduced_memory=reduced, device=device)
+    """The decision after the first attempt has run out of memory of a GPU, or of the host, or has refused its settings."""
+    before = running(reduced_memory=reduced, device=device, plan=plan)
     pod = ended(JOB, 0, 137, reason="OOMKilled") if host else ended(JOB, 0, 1, GPU_ERROR)
+    if refusal:
+        pod = ended(JOB, 0, 64, refusal)
     return conclude(ftj(before, **parts), observed(child(JOB, "Failed"), pods=[pod]))
 
 
@@ -46,6 +53,15 @@ SMALLER = ReducedMemory(per_device_batch_size=2, gradient_accumulation=2)
 SMALLEST = ReducedMemory(per_device_batch_size=1, gradient_accumulation=4)
 FULL = SMALLEST.model_copy(update={"activation_checkpointing": "Full"})
 SYNC = ReducedMemory(checkpoint_mode="Sync")
+
+
+def planned(kind: Recomputation) -> PlanStatus:
+    """The plan of the failed attempt, as the trainer estimated it."""
+    return PlanStatus(activation_checkpointing=kind, memory="70Gi", parameters=8, trained_parameters=8)
+
+
+AUTO: Json = {"training": {"activationCheckpointing": "Auto"}}
+ON_GPU, ON_HOST = "ran out of GPU memory", "used more memory than the limit of its container"
 KTO: Json = {
     "objective": {"type": "KTO"},
     "data": {
@@ -53,51 +69,96 @@ KTO: Json = {
         "columns": {"type": "Unpaired", "prompt": "p", "response": "r", "label": "l"},
     },
 }
-# What failed; then the settings of the next attempt, and how the message names them.
-REDUCTIONS: dict[str, tuple[Any, ReducedMemory, str]] = {
-    "smaller passes": (fail(), SMALLER, "perDeviceBatchSize 2 and gradientAccumulation 2"),
+# What failed; then what it lacked, the settings of the next attempt, and how the message names them.
+REDUCTIONS: dict[str, tuple[Any, str, ReducedMemory, str]] = {
+    "smaller passes": (fail(), ON_GPU, SMALLER, "perDeviceBatchSize 2 and gradientAccumulation 2"),
     "even smaller ones": (
         fail(reduced=SMALLER),
+        ON_GPU,
         SMALLEST,
         "perDeviceBatchSize 1 and gradientAccumulation 4",
     ),
     "then recomputation": (
         fail(reduced=SMALLEST),
+        ON_GPU,
         FULL,
         "perDeviceBatchSize 1, gradientAccumulation 4 and activationCheckpointing Full",
     ),
     "an odd number of sequences": (
         fail(training={"perDeviceBatchSize": 9, "gradientAccumulation": 2}),
+        ON_GPU,
         ReducedMemory(per_device_batch_size=3, gradient_accumulation=6),
         "perDeviceBatchSize 3 and gradientAccumulation 6",
     ),
     "larger passes of the evaluation": (
         fail(training={"perDeviceBatchSize": 4, "perDeviceEvalBatchSize": 16}),
+        ON_GPU,
         ReducedMemory(per_device_batch_size=2, per_device_eval_batch_size=2, gradient_accumulation=2),
         "perDeviceBatchSize 2, perDeviceEvalBatchSize 2 and gradientAccumulation 2",
     ),
+    "passes of the evaluation alone": (
+        fail(
+            training={
+                "perDeviceBatchSize": 1,
+                "perDeviceEvalBatchSize": 16,
+                "activationCheckpointing": "Full",
+            }
+        ),
+        ON_GPU,
+        ReducedMemory(per_device_eval_batch_size=1),
+        "perDeviceEvalBatchSize 1",
+    ),
+    "Auto recomputes as much as before": (
+        fail(**AUTO, plan=planned("Selective")),
+        ON_GPU,
+        SMALLER.model_copy(update={"activation_checkpointing": "Selective"}),
+        "perDeviceBatchSize 2, gradientAccumulation 2 and activationCheckpointing Selective",
+    ),
+    "Auto recomputed nothing": (
+        fail(**AUTO, plan=planned("None")),
+        ON_GPU,
+        SMALLER,
+        "perDeviceBatchSize 2 and gradientAccumulation 2",
+    ),
+    "the plan of Auto is unknown": (
+        fail(**AUTO),
+        ON_GPU,
+        SMALLER,
+        "perDeviceBatchSize 2 and gradientAccumulation 2",
+    ),
+    "accumulated gradients need more than smaller passes save": (
+        fail(refusal=TOO_LARGE, reduced=SMALLER),
+        "does not fit into memory, by the estimate of the trainer",
+        SMALLEST,
+        "perDeviceBatchSize 1 and gradientAccumulation 4",
+    ),
     "KTO keeps its passes": (
         fail(**KTO),
+        ON_GPU,
         ReducedMemory(activation_checkpointing="Full"),
         "activationCheckpointing Full",
     ),
     "the host of a CPU": (
         fail(host=True, device=CPU),
+        ON_HOST,
         SMALLER,
         "perDeviceBatchSize 2 and gradientAccumulation 2",
     ),
-    "the host of a GPU": (fail(host=True, checkpoint=CHECKPOINT), SYNC, "checkpointMode Sync"),
+    "the host of a GPU": (fail(host=True, checkpoint=CHECKPOINT), ON_HOST, SYNC, "checkpointMode Sync"),
 }
 
 
-@pytest.mark.parametrize(("decision", "reduced", "settings"), REDUCTIONS.values(), ids=REDUCTIONS)
-def test_the_next_attempt_uses_less(decision: Any, reduced: ReducedMemory, settings: str) -> None:
+@pytest.mark.parametrize(("decision", "lack", "reduced", "settings"), REDUCTIONS.values(), ids=REDUCTIONS)
+def test_the_next_attempt_uses_less(decision: Any, lack: str, reduced: ReducedMemory, settings: str) -> None:
     after = decision.status
+    (end,) = after.attempts
     assert (after.reduced_memory, after.attempt, after.restarts) == (reduced, 2, 0)
+    assert end.cause == "OutOfMemory"
     condition = said(decision, ConditionType.TRAINED)
     assert condition is not None
     assert condition[1] == ConditionReason.RESTARTING
-    assert condition[2].startswith(f"attempt 1 ran out of memory, and the next one has {settings}; pod ")
+    why, _, _ = condition[2].partition("; attempt 2 ")
+    assert why == f"attempt 1 {lack}, and the next one has {settings}; {END} {end.exit_code}"
 
 
 def test_its_recipe_has_the_settings_and_the_same_sequences_in_a_step() -> None:
@@ -111,29 +172,74 @@ def test_its_recipe_has_the_settings_and_the_same_sequences_in_a_step() -> None:
     assert recipe["checkpoint"]["mode"] == "Sync"
 
 
-# What failed, and the reason of Failed.
-ENDS: dict[str, tuple[Any, ConditionReason]] = {
-    "nothing is left": (fail(reduced=FULL), ConditionReason.OUT_OF_MEMORY),
-    "no restart is allowed": (fail(runPolicy={"maxRestarts": 0}), ConditionReason.MAX_RESTARTS_REACHED),
+REMEDY = "create a FineTuneJob with another name and a lower training.maxLength"
+# What failed; then the reason and the message of Failed.
+ENDS: dict[str, tuple[Any, ConditionReason, str]] = {
+    "nothing is left": (
+        fail(reduced=FULL),
+        ConditionReason.OUT_OF_MEMORY,
+        f"attempt 1 ran out of GPU memory, and no setting is left that uses less; {END} 1; {REMEDY}, more GPUs with strategy FSDP or "
+        "method LoRA",
+    ),
+    "nothing is left of an adapter's": (
+        fail(reduced=FULL, method={"type": "LoRA"}),
+        ConditionReason.OUT_OF_MEMORY,
+        f"attempt 1 ran out of GPU memory, and no setting is left that uses less; {END} 1; {REMEDY}, more GPUs with strategy FSDP or "
+        "method QLoRA",
+    ),
+    "the least does not fit by the estimate": (
+        fail(refusal=TOO_LARGE, reduced=FULL, device=CPU, method={"type": "QLoRA"}),
+        ConditionReason.OUT_OF_MEMORY,
+        f"attempt 1 does not fit into memory, by the estimate of the trainer, and no setting is left that uses less; {END} 64; {REMEDY} "
+        "or a higher memory limit of the training pods",
+    ),
+    "the model cannot be recomputed": (
+        fail(refusal=UNSUPPORTED, reduced=FULL, method={"type": "QLoRA"}),
+        ConditionReason.OUT_OF_MEMORY,
+        f"attempt 1 cannot recompute the activations of this model, and no setting is left that uses less; {END} 64; {REMEDY} or "
+        "more GPUs with strategy FSDP",
+    ),
+    "the spec does not fit by the estimate": (
+        fail(refusal=TOO_LARGE),
+        ConditionReason.RECIPE_WRONG,
+        f"{END} 64: the job needs about 90 GiB",
+    ),
+    "no restart is allowed": (
+        fail(runPolicy={"maxRestarts": 0}),
+        ConditionReason.MAX_RESTARTS_REACHED,
+        f"attempt 1 failed and runPolicy.maxRestarts = 0 is reached; {END} 1: rank 1 ran out of GPU memory; correct the cause, and "
+        "create a FineTuneJob with another name",
+    ),
 }
 
 
-@pytest.mark.parametrize(("decision", "reason"), ENDS.values(), ids=ENDS)
-def test_the_job_fails(decision: Any, reason: ConditionReason) -> None:
+@pytest.mark.parametrize(("decision", "reason", "message"), ENDS.values(), ids=ENDS)
+def test_the_job_fails(decision: Any, reason: ConditionReason, message: str) -> None:
     failed = failure_of(decision)
     assert failed is not None
-    assert failed[1] == reason
+    assert failed[1:3] == (reason, message)
 
 
-# What failed, and is tried again as it is.
-RETRIES: dict[str, Any] = {
-    "a host with nothing to reduce": fail(host=True),
-    "synchronous checkpoints": fail(host=True, checkpoint={**CHECKPOINT, "mode": "Sync"}),
-    "a command": fail(host=True, device=CPU, trainer={"command": ["torchrun", "train.py"]}),
+# What failed, and is tried again as it is; then the remedy in status.lastFailure.
+RETRIES: dict[str, tuple[Any, str]] = {
+    "a host with nothing to reduce": (fail(host=True), "raise the limit"),
+    "synchronous checkpoints": (
+        fail(host=True, checkpoint={**CHECKPOINT, "mode": "Sync"}),
+        "raise the limit",
+    ),
+    "a CPU with nothing to reduce": (
+        fail(host=True, device=CPU, reduced=FULL),
+        "raise the limit, or create a FineTuneJob with another name and a lower training.maxLength",
+    ),
+    "a command": (
+        fail(host=True, device=CPU, trainer={"command": ["torchrun", "train.py"]}),
+        "raise the limit, or reduce the memory that your command uses",
+    ),
 }
 
 
-@pytest.mark.parametrize("decision", RETRIES.values(), ids=RETRIES)
-def test_the_next_attempt_is_the_same(decision: Any) -> None:
+@pytest.mark.parametrize(("decision", "remedy"), RETRIES.values(), ids=RETRIES)
+def test_the_next_attempt_is_the_same(decision: Any, remedy: str) -> None:
     after = decision.status
-    assert (after.reduced_memory, after.attempt, after.restarts) == (None, 2, 1)
+    assert (after.attempt, after.restarts) == (2, 1)
+    assert after.last_failure.message == f"the container used more memory than its limit: {remedy}"
