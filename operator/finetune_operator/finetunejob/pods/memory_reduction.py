@@ -1,7 +1,8 @@
 """Reduces the memory that the built-in loop uses, after an attempt that ran out of memory.
 
 First, a rank splits a step into more passes of fewer sequences each: the sequences of a step, and the steps of the run, stay the same.
-Next, it recomputes activations. The trainer estimates the memory of these settings before it loads weights, and may refuse them: then the
+Next, it recomputes activations. If all weights are trained, recomputation comes first: the gradients of a second pass are added to those of
+the first one, which stay in memory, and can need more than smaller passes save. The trainer estimates the memory of these settings before it loads weights, and may refuse them: then the
 settings of the attempt after it use even less. If a training on GPUs runs out of host memory instead, it saves checkpoints
 synchronously: an asynchronous checkpoint needs a copy in host memory.
 """
@@ -49,21 +50,26 @@ def was_reduction_refused(draft: Draft, failure: LastFailure) -> bool:
 def find_reduction(draft: Draft, failure: LastFailure) -> ReducedMemory | None:
     """The settings of the next attempt; None if no setting is left that uses less."""
     if failure.reason == _CANNOT_RECOMPUTE:
-        # Recomputation is the last setting.
-        return None
+        return _reduce_training(draft, can_recompute=False)
     if failure.reason == _OUT_OF_GPU_MEMORY or not has_gpus(draft):
         return _reduce_training(draft)
     return _reduce_checkpoints(draft)
 
 
-def _reduce_training(draft: Draft) -> ReducedMemory | None:
+def _reduce_training(draft: Draft, *, can_recompute: bool = True) -> ReducedMemory | None:
     reduced = draft.status.reduced_memory or ReducedMemory()
+    if not can_recompute:
+        reduced = reduced.model_copy(update={"activation_checkpointing": None})
     training = apply_to_training(draft.spec.training, reduced)
     batch_size, eval_size = training.per_device_batch_size, training.per_device_eval_batch_size
     changes: dict[str, Any] = {}
     # NB: KTO estimates a divergence from the sequences of one pass, so their number must not change.
-    can_split = draft.spec.objective.type != "KTO"
-    if can_split and batch_size > 1:
+    is_divisible = draft.spec.objective.type != "KTO"
+    can_split = is_divisible and batch_size > 1
+    adds_gradients = draft.spec.method.type == "Full" and training.gradient_accumulation == 1
+    if can_recompute and training.activation_checkpointing != "Full" and (adds_gradients or not can_split):
+        changes["activation_checkpointing"] = "Full"
+    elif can_split:
         # A divisor, so that batch size times accumulation stays the same; the smallest, so that the batch shrinks least.
         divisor = next(number for number in range(2, batch_size + 1) if batch_size % number == 0)
         batch_size //= divisor
@@ -73,9 +79,7 @@ def _reduce_training(draft: Draft) -> ReducedMemory | None:
         # NB: for smaller passes, Auto would recompute less, by the estimate that was too low.
         if training.activation_checkpointing == "Auto" and plan and plan.activation_checkpointing != "None":
             changes["activation_checkpointing"] = plan.activation_checkpointing
-    elif training.activation_checkpointing != "Full":
-        changes["activation_checkpointing"] = "Full"
-    if can_split and eval_size and eval_size > batch_size:
+    if is_divisible and eval_size and eval_size > batch_size:
         changes["per_device_eval_batch_size"] = batch_size
     return reduced.model_copy(update=changes) if changes else None
 

@@ -43,6 +43,7 @@ def fail(
 ) -> Any:
     """The decision after the first attempt has run out of memory of a GPU, or of the host, or has refused its settings."""
     before = running(reduced_memory=reduced, device=device, plan=plan)
+    parts = {"method": {"type": "LoRA"}} | parts
     pod = ended(JOB, 0, 137, reason="OOMKilled") if host else ended(JOB, 0, 1, GPU_ERROR)
     if refusal:
         pod = ended(JOB, 0, 64, refusal)
@@ -62,6 +63,7 @@ def planned(kind: Recomputation) -> PlanStatus:
 
 AUTO: Json = {"training": {"activationCheckpointing": "Auto"}}
 ON_GPU, ON_HOST = "ran out of GPU memory", "used more memory than the limit of its container"
+ALL_WEIGHTS: Json = {"method": {"type": "Full"}}
 KTO: Json = {
     "objective": {"type": "KTO"},
     "data": {
@@ -132,6 +134,30 @@ REDUCTIONS: dict[str, tuple[Any, str, ReducedMemory, str]] = {
         SMALLEST,
         "perDeviceBatchSize 1 and gradientAccumulation 4",
     ),
+    "all weights are trained: accumulated gradients would need memory": (
+        fail(**ALL_WEIGHTS),
+        ON_GPU,
+        ReducedMemory(activation_checkpointing="Full"),
+        "activationCheckpointing Full",
+    ),
+    "and then smaller passes": (
+        fail(**ALL_WEIGHTS, reduced=ReducedMemory(activation_checkpointing="Full")),
+        ON_GPU,
+        SMALLER.model_copy(update={"activation_checkpointing": "Full"}),
+        "perDeviceBatchSize 2, gradientAccumulation 2 and activationCheckpointing Full",
+    ),
+    "all weights are trained: gradients accumulate already": (
+        fail(**ALL_WEIGHTS, training={"perDeviceBatchSize": 4, "gradientAccumulation": 2}),
+        ON_GPU,
+        ReducedMemory(per_device_batch_size=2, gradient_accumulation=4),
+        "perDeviceBatchSize 2 and gradientAccumulation 4",
+    ),
+    "smaller passes of a model that cannot be recomputed": (
+        fail(**ALL_WEIGHTS, refusal=UNSUPPORTED, reduced=ReducedMemory(activation_checkpointing="Full")),
+        "cannot recompute the activations of this model",
+        SMALLER,
+        "perDeviceBatchSize 2 and gradientAccumulation 2",
+    ),
     "KTO keeps its passes": (
         fail(**KTO),
         ON_GPU,
@@ -176,13 +202,13 @@ REMEDY = "create a FineTuneJob with another name and a lower training.maxLength"
 # What failed; then the reason and the message of Failed.
 ENDS: dict[str, tuple[Any, ConditionReason, str]] = {
     "nothing is left": (
-        fail(reduced=FULL),
+        fail(reduced=FULL, **ALL_WEIGHTS),
         ConditionReason.OUT_OF_MEMORY,
         f"attempt 1 ran out of GPU memory, and no setting is left that uses less; {END} 1; {REMEDY}, more GPUs with strategy FSDP or "
         "method LoRA",
     ),
     "nothing is left of an adapter's": (
-        fail(reduced=FULL, method={"type": "LoRA"}),
+        fail(reduced=FULL),
         ConditionReason.OUT_OF_MEMORY,
         f"attempt 1 ran out of GPU memory, and no setting is left that uses less; {END} 1; {REMEDY}, more GPUs with strategy FSDP or "
         "method QLoRA",
