@@ -49,14 +49,13 @@ def was_reduction_refused(draft: Draft, failure: LastFailure) -> bool:
 
 def find_reduction(draft: Draft, failure: LastFailure) -> ReducedMemory | None:
     """The settings of the next attempt; None if no setting is left that uses less."""
-    if failure.reason == _CANNOT_RECOMPUTE:
-        return _reduce_training(draft, can_recompute=False)
-    if failure.reason == _OUT_OF_GPU_MEMORY or not has_gpus(draft):
-        return _reduce_training(draft)
-    return _reduce_checkpoints(draft)
+    if failure.reason == OUT_OF_HOST_MEMORY and has_gpus(draft):
+        return _reduce_checkpoints(draft)
+    earlier_reasons = [attempt.reason for attempt in draft.status.attempts or []]
+    return _reduce_training(draft, can_recompute=_CANNOT_RECOMPUTE not in (failure.reason, *earlier_reasons))
 
 
-def _reduce_training(draft: Draft, *, can_recompute: bool = True) -> ReducedMemory | None:
+def _reduce_training(draft: Draft, *, can_recompute: bool) -> ReducedMemory | None:
     reduced = draft.status.reduced_memory or ReducedMemory()
     if not can_recompute:
         reduced = reduced.model_copy(update={"activation_checkpointing": None})

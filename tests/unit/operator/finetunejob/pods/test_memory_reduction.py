@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.contract import PodError, TerminationMessage
 from finetune_crds.status import ReducedMemory
 from finetune_crds.status_parts import DeviceStatus, PlanStatus, Recomputation
+from finetune_operator.finetunejob.pods.memory_reduction import apply_to_training
 from fixtures.operator_in_memory.decisions import (
     child,
     conclude,
@@ -244,6 +246,57 @@ def test_the_job_fails(decision: Any, reason: ConditionReason, message: str) -> 
     failed = failure_of(decision)
     assert failed is not None
     assert failed[1:3] == (reason, message)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A job whose attempts run out of GPU memory, however little they use."""
+
+    method: str
+    batch_size: int
+    can_recompute: bool = True
+
+    def list_settings(self) -> list[tuple[int, int, str]]:
+        """The passes, their number and the recomputation of each attempt but the first one."""
+        training = {"perDeviceBatchSize": self.batch_size}
+        status = running(device=GPU)
+        settings: list[tuple[int, int, str]] = []
+        while status.attempt is not None and len(settings) < 9:
+            job_name, reduced = f"tune-train-{status.attempt}", status.reduced_memory
+            pod = ended(job_name, 0, 1, GPU_ERROR)
+            if not self.can_recompute and reduced and reduced.activation_checkpointing:
+                pod = ended(job_name, 0, 64, UNSUPPORTED)
+            job = ftj(status, method={"type": self.method}, training=training)
+            decision = conclude(job, observed(child(job_name, "Failed"), pods=[pod]))
+            if failure_of(decision):
+                break
+            status = decision.status
+            assert job.spec is not None
+            used = apply_to_training(job.spec.training, status.reduced_memory)
+            settings.append(
+                (used.per_device_batch_size, used.gradient_accumulation, used.activation_checkpointing)
+            )
+        return settings
+
+
+RUNS: dict[str, tuple[Run, list[tuple[int, int, str]]]] = {
+    "an adapter": (Run("LoRA", 4), [(2, 2, "None"), (1, 4, "None"), (1, 4, "Full")]),
+    "all weights": (Run("Full", 4), [(4, 1, "Full"), (2, 2, "Full"), (1, 4, "Full")]),
+    "one sequence": (Run("Full", 1), [(1, 1, "Full")]),
+    "an adapter of a model that cannot be recomputed": (
+        Run("LoRA", 2, can_recompute=False),
+        [(1, 2, "None"), (1, 2, "Full")],
+    ),
+    "all weights of a model that cannot be recomputed": (
+        Run("Full", 4, can_recompute=False),
+        [(4, 1, "Full"), (2, 2, "None"), (1, 4, "None")],
+    ),
+}
+
+
+@pytest.mark.parametrize(("run", "settings"), RUNS.values(), ids=RUNS)
+def test_attempts_end_when_nothing_is_left(run: Run, settings: list[tuple[int, int, str]]) -> None:
+    assert run.list_settings() == settings
 
 
 # What failed, and is tried again as it is; then the remedy in status.lastFailure.
