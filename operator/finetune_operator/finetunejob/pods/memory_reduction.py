@@ -2,9 +2,11 @@
 
 First, a rank splits a step into more passes of fewer sequences each: the sequences of a step, and the steps of the run, stay the same.
 Next, it recomputes activations. If all weights are trained, recomputation comes first: the gradients of a second pass are added to those of
-the first one, which stay in memory, and can need more than smaller passes save. The trainer estimates the memory of these settings before it loads weights, and may refuse them: then the
-settings of the attempt after it use even less. If a training on GPUs runs out of host memory instead, it saves checkpoints
-synchronously: an asynchronous checkpoint needs a copy in host memory.
+the first pass, which stay in memory, and can need more than smaller passes save.
+
+The trainer estimates the memory of these settings before it loads weights, and may refuse them. Then the settings of the attempt after it use
+even less. If a training on GPUs runs out of host memory instead, it saves checkpoints synchronously: an asynchronous checkpoint needs a copy
+in host memory.
 """
 
 from __future__ import annotations
