@@ -186,7 +186,20 @@ def test_a_damaged_checkpoint_of_another_job_is_not_to_be_deleted(first: Run) ->
         (save_of(first.steps, step) / ".metadata").unlink()
     code, reason, message = refusal(first.next_job(first.steps).checkpointer.find_newest)
     assert (code, reason) == (64, "CheckpointDamaged")
-    assert message.endswith("restore its files, or set checkpoint.resumeFrom to another checkpoint")
+    assert message.endswith(
+        " and there is no older checkpoint: restore its files, or set checkpoint.resumeFrom to another checkpoint"
+    )
+
+
+def test_a_damaged_checkpoint_that_is_named_does_not_speak_of_older_ones(first: Run) -> None:
+    (save_of(first.steps, 3) / ".metadata").unlink()
+    uri = first.steps / "step-00000003"
+    assert refusal(first.next_job(uri).checkpointer.find_newest) == (
+        64,
+        "CheckpointDamaged",
+        f"the checkpoint {uri} is damaged (its file .metadata is missing): restore its files, or set "
+        "checkpoint.resumeFrom to another checkpoint",
+    )
 
 
 @pytest.mark.parametrize("name", [".metadata", "__0_0.distcp"])

@@ -111,8 +111,9 @@ def _find_newest_in(
             return Progress.of(marker.progress), marker, save
     if damaged:
         newest_damage, *_ = damaged
+        no_older = " and there is no older checkpoint" if only is None else ""
         raise RecipeRefusedError(
-            f"{newest_damage} and there is no older checkpoint: restore its files, or {remedy}",
+            f"{newest_damage}{no_older}: restore its files, or {remedy}",
             reason="CheckpointDamaged",
         )
     return None
