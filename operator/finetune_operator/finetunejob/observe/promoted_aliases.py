@@ -12,7 +12,7 @@ from finetune_operator.text import normalize_address
 
 
 def promoted_aliases(store: Store, settings: Settings, ftj: FineTuneJob) -> dict[str, str]:
-    """The ModelPromotions of the job's model in the same registry: namespace/name, by the alias as the job spells it."""
+    """The ModelPromotions that manage aliases of the job in its registry: namespace/name, by the alias as the job spells it."""
     if ftj.spec is None or ftj.spec.register_ is None:
         return {}
     registration = ftj.spec.register_
@@ -29,12 +29,10 @@ def promoted_aliases(store: Store, settings: Settings, ftj: FineTuneJob) -> dict
             continue
         is_same_registry = resolve_registry(settings, spec.get("tracking") or {}) == registry
         if is_same_registry and _manages_alias(body):
-            promoted_alias = str(spec.get("alias"))
-            spellings = [
-                alias for alias in registration.aliases if normalize(alias) == normalize(promoted_alias)
-            ]
-            for alias in spellings or [promoted_alias]:
-                promotions.setdefault(alias, f"{namespace}/{name}")
+            promoted_alias = normalize(str(spec.get("alias")))
+            for alias in registration.aliases:
+                if normalize(alias) == promoted_alias:
+                    promotions.setdefault(alias, f"{namespace}/{name}")
     return promotions
 
 
