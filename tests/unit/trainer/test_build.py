@@ -51,7 +51,7 @@ def test_a_model_that_overflows_in_fp16_is_told_to_use_another_precision(
         networks.build(networks.recipe(base, precision="FP16"), base, world)
     assert (refused.value.reason, refused.value.message) == (
         "ModelOverflows",
-        f"model.base {base} computes NaN logits: it overflows in FP16, or its weights are broken: set "
+        f"model.base {base} computes NaN logits because it overflows in FP16 or its weights are broken: set "
         "training.precision to BF16 or FP32",
     )
     with networks.alone() as world:
@@ -76,7 +76,7 @@ def test_a_teacher_that_overflows_in_fp16_is_refused(base_model: Path, tmp_path:
         networks.build(distilled(base_model, teacher, "FP16"), base_model, world)
     assert (refused.value.reason, refused.value.message) == (
         "ModelOverflows",
-        f"objective.distillation.teacher {teacher} computes NaN logits: it overflows in FP16, or its weights "
+        f"objective.distillation.teacher {teacher} computes NaN logits because it overflows in FP16 or its weights "
         "are broken: set training.precision to BF16 or FP32",
     )
     with networks.alone() as world:

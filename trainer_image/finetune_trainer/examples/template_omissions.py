@@ -79,7 +79,7 @@ def _list_unusual_roles(messages: Sequence[Message]) -> set[str]:
 def _find_omitted_reasoning(
     tokenizer: PreTrainedTokenizerBase, template: str, messages: Sequence[Message]
 ) -> set[str]:
-    """Name the reasoning of the last message that a template does not render: fields, and the part of the content before `</think>`.
+    """Name the parts of the last message's reasoning that a template does not render: fields, and the part of the content before `</think>`.
 
     Templates omit the reasoning of earlier messages on purpose. Some servers write the same reasoning into two fields: rendering one of
     them is enough.
@@ -130,7 +130,7 @@ def _find_omitted_features(tokenizer: PreTrainedTokenizerBase, _template: str) -
 
 
 def _probe(tokenizer: PreTrainedTokenizerBase, tool: dict[str, Any], call: dict[str, Any]) -> frozenset[str]:
-    """Return what a template omits without an error of a tool, its call and the result, in one form of the probes."""
+    """Return which of a tool, its call and its result a template omits without an error, for one form of the probes."""
     question: Message = {"role": "user", "content": "?"}
     answer: Message = {"role": "assistant", "content": "!"}
     call_and_result: list[Message] = [

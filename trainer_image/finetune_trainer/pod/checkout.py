@@ -46,13 +46,13 @@ class CheckoutError(exit_status.PodFailure):
 
 
 class RefusedError(CheckoutError):
-    """The server rejects the login."""
+    """The server rejects the login that was sent. The attempt uses up no restart, since the Secret can be corrected while the job runs."""
 
     exit_code = contract.EXIT_UNAVAILABLE
 
 
 class NoResponseError(CheckoutError):
-    """The server does not answer now, but may answer later."""
+    """The server does not answer now, but may answer later. The attempt uses up no restart."""
 
     exit_code = contract.EXIT_UNAVAILABLE
 
@@ -119,11 +119,11 @@ def _classify_failure(url: str, errors: str) -> CheckoutError:
     line = errors.strip().splitlines()[-1][:_MAX_MESSAGE_CHARS]
     if _AWAY.search(errors):
         return NoResponseError(f"the repository {url} cannot be fetched: {line}")
-    refused = _NO_LOGIN.search(errors)
-    if refused or "not found" in errors:
-        # NB: many servers also ask for a login if there is no such repository, so only a login that was sent counts as rejected.
+    is_login_required = _NO_LOGIN.search(errors) is not None
+    if is_login_required or "not found" in errors:
+        # NB: many servers also ask for a login if the repository does not exist. So only a login that was sent counts as rejected.
         password = _read_password()
-        error_type = RefusedError if refused and password else CheckoutError
+        error_type = RefusedError if is_login_required and password else CheckoutError
         remedy = "check the Secret in" if password else "name a Secret with credentials in"
         return error_type(
             f"the repository {url} does not exist, or requires other credentials: {remedy} spec.trainer.code.git.secretRef ({line})"

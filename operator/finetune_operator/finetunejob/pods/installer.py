@@ -147,7 +147,7 @@ _MEANINGS = (
         r"HTTP error (?:404|410) |OSError: \[Errno 2\] No such file or directory|does not appear to be a Python project|"
         r"pathspec .* did not match|not our ref |unadvertised object|couldn't find remote ref|reference is not a tree",
         NEVER,
-        "the address of a requirement has no Python package, or not the requested branch, tag or commit: correct the requirement",
+        "the address of a requirement has no Python package, or the requested branch, tag or commit does not exist there: correct the requirement",
     ),
     (
         r"fatal: unable to access|git (?:clone|fetch|checkout|submodule) .* did not run successfully|Failed to build .* when git ",

@@ -146,7 +146,7 @@ def test_a_model_that_overflows_in_fp16_is_told_from_a_broken_one(base_model: Pa
         pass
     assert (refused.value.reason, refused.value.message) == (
         "ModelOverflows",
-        f"the version {base} computes NaN logits: it overflows in FP16, or its weights are broken: request in "
+        f"the version {base} computes NaN logits because it overflows in FP16 or its weights are broken: request in "
         "spec.pods.evaluate.template a GPU of compute capability 8.0 or higher, which computes in BF16, or train with "
         "training.precision FP32",
     )

@@ -203,9 +203,9 @@ def frame(
     inferred = reader.options(**options).load(paths).schema
     schema = StructType([field for field in inferred.fields if field.name != _CORRUPT])
     strict = {**literal, **options, **_STRICT[kind], "mode": "FAILFAST"}
-    # NB: Spark reads a column as text if some contents are text and others are lists, and as floats if some numbers are integers and
-    # others are not. Only the JSON text keeps these differences: the text of conversations, numbers and lists of objects is read, and
-    # parsed below. For numbers and lists, it is also kept in a column, see `plain_text.written`.
+    # NB: Spark infers one type for a column: text if the contents of some messages are text and those of others are lists; floats if
+    # some numbers are integers. To keep such differences, columns with conversations, numbers or lists of objects are read as strings of
+    # raw JSON, and parsed below. For numbers and lists of objects, the raw JSON also stays in a second column, see `plain_text.written`.
     conversations = [field.name for field in schema.fields if content.is_conversation(field.dataType)]
     numbers = [field.name for field in schema.fields if isinstance(field.dataType, DoubleType | DecimalType)]
     object_lists = [

@@ -79,7 +79,7 @@ class Driver:
         try:
             template = environment[contract.ENV_EXECUTOR_TEMPLATE]
             containers = json.loads(template)["spec"]["containers"]
-            executor = next(item for item in containers if item["name"] == contract.EXECUTOR_CONTAINER)
+            executor = {item["name"]: item for item in containers}[contract.EXECUTOR_CONTAINER]
             return cls(
                 pod=environment[contract.ENV_POD_NAME],
                 namespace=environment[contract.ENV_POD_NAMESPACE],
@@ -89,7 +89,7 @@ class Driver:
                 image=executor["image"],
                 pull_policy=executor["imagePullPolicy"],
             )
-        except (KeyError, StopIteration) as error:
+        except KeyError as error:
             raise RecipeRefusedError(
                 f"data.prepare.spark.mode Kubernetes requires a pod that the operator created, and {error} is not "
                 "set: use mode Local"

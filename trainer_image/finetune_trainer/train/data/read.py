@@ -39,7 +39,7 @@ def read(
         label: column whose values may also be booleans and integers.
 
     Raises:
-        DataError: the table, a file or a column is missing or corrupt, or a value of another column is null.
+        DataError: the table, a file or a column is missing or corrupt, or a value is null in a column that is not in `may_be_null`.
     """
     if splits.type == "Delta":
         yield from delta_table.read_rows(splits, name, columns, may_be_null, label)
@@ -87,7 +87,8 @@ def has_token_ids(splits: Splits, encoding: str) -> bool:
     """
     if splits.type != "Delta":
         return False
-    # NB: only the newest commit counts: a later commit may change texts, and leave the token ids of the old texts in the table.
+    # NB: the preparation writes the encoding into its own commit. Read only the newest commit: if another commit came after the
+    # preparation, it may have changed texts without their token ids.
     for commit in delta_table.open_table(splits).history(1):
         with suppress(LookupError, ValueError, TypeError):
             return bool(json.loads(commit["userMetadata"])[ENCODING] == encoding)

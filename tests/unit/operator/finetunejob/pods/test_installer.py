@@ -212,7 +212,7 @@ WRONG: dict[str, tuple[str, int, str]] = {
     "nothing is there": (
         "tiny @ {files}/tiny-2.0-py3-none-any.whl",
         64,
-        "the address of a requirement has no Python package, or not the requested branch, tag or commit: correct the requirement (HTTP "
+        "the address of a requirement has no Python package, or the requested branch, tag or commit does not exist there: correct the requirement (HTTP "
         "error 404 while getting http",
     ),
     "another platform": (
@@ -230,7 +230,7 @@ WRONG: dict[str, tuple[str, int, str]] = {
     "no file": (
         "tiny @ file:///nowhere/tiny-1.0-py3-none-any.whl",
         64,
-        "the address of a requirement has no Python package, or not the requested branch, tag or commit: correct the requirement (Could "
+        "the address of a requirement has no Python package, or the requested branch, tag or commit does not exist there: correct the requirement (Could "
         "not install packages due ",
     ),
     "another digest": (
@@ -248,7 +248,7 @@ WRONG: dict[str, tuple[str, int, str]] = {
     "a mistyped tag": (
         "tiny @ git+{git}/code.git@v1",
         64,
-        "the address of a requirement has no Python package, or not the requested branch, tag or commit: correct the requirement (error: "
+        "the address of a requirement has no Python package, or the requested branch, tag or commit does not exist there: correct the requirement (error: "
         "pathspec 'v1' did not ",
     ),
 }

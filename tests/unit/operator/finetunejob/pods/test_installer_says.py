@@ -33,7 +33,7 @@ OTHER_PYTHON = (
     "use another image"
 )
 CONTRADICTION = "the requirements conflict with each other, or with the torch version of the image: correct the requirements"
-NOT_THERE = "the address of a requirement has no Python package, or not the requested branch, tag or commit: correct the requirement"
+NOT_THERE = "the address of a requirement has no Python package, or the requested branch, tag or commit does not exist there: correct the requirement"
 NO_REPOSITORY = "the repository of a requirement cannot be fetched: correct the requirement"
 UNBUILT = f"a package has no wheel for {VERSION} and cannot be built in this image: require another version of the package"
 FAILED = "pip failed"

@@ -185,7 +185,7 @@ def _check_finite(comparison: Comparison, subject: Subject) -> None:
         return
     if subject.overflow_remedy is not None:
         raise RecipeRefusedError(
-            f"{subject} computes NaN logits: it overflows in FP16, or its weights are broken: "
+            f"{subject} computes NaN logits because it overflows in FP16 or its weights are broken: "
             f"{subject.overflow_remedy}",
             reason="ModelOverflows",
         )
