@@ -39,10 +39,9 @@ def on_finetunejob(store: Store, queue: WorkQueue, namespace: str, name: str) ->
 
 
 def on_model(store: Store, queue: WorkQueue, model: str | None) -> None:
-    """Queue the promotions of a registered model."""
+    """Queue the promotions of a registered model, with its name in any case."""
     for key in store.promotion_index.of_model(str(model)):
-        if store.promotions[key]["spec"].get("model") == model:
-            queue.add("/".join(key))
+        queue.add("/".join(key))
 
 
 def _without_status(body: Json) -> tuple[Json, object]:

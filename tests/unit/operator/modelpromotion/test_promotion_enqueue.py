@@ -68,10 +68,16 @@ def test_a_promotion_that_is_new() -> None:
 def test_a_promotion_that_is_gone_is_news_to_those_of_its_model() -> None:
     store = Store()
     rival, resource = promotion({"name": "rival"}), promotion({"name": "other"}, spec={"model": "other"})
-    for body in (promotion(), rival, resource):
+    model = promotion()["spec"]["model"].upper()
+    in_capitals = promotion({"name": "capitals"}, spec={"model": model})
+    for body in (promotion(), rival, resource, in_capitals):
         store.put("ModelPromotion", body)
-    assert looked_at(store, "DELETED", promotion(LATER)) == ["team/rival", "team/champion"]
-    assert set(store.promotions) == {("team", "rival"), ("team", "other")}
+    assert looked_at(store, "DELETED", promotion(LATER)) == [
+        "team/capitals",
+        "team/rival",
+        "team/champion",
+    ]
+    assert set(store.promotions) == {("team", "rival"), ("team", "other"), ("team", "capitals")}
 
 
 def test_a_status_of_a_promotion_that_names_no_model_is_no_news() -> None:
