@@ -60,7 +60,8 @@ def test_aliases_that_promotions_keep(promotions: list[Json], expected: Json) ->
     for body in promotions:
         meta = {"namespace": "team", "resourceVersion": "1"} | body["metadata"]
         store.put("ModelPromotion", {**body, "metadata": meta})
-    assert promoted_aliases(store, SETTINGS, ftj(register={"model": "tuned", "aliases": ["champion"]})) == expected
+    job = ftj(register={"model": "tuned", "aliases": ["champion"]})
+    assert promoted_aliases(store, SETTINGS, job) == expected
 
 
 SPELLINGS = {
