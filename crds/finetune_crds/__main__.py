@@ -61,7 +61,7 @@ def chart_template(resource: Resource) -> str:
     text = _yaml(crd(resource, metadata_annotations=_SYNC_WAVE | {DIGEST: digest(resource)}))
     # NB: Helm would parse double braces in a description as a template.
     text = text.replace("{{", "{{ `{{` }}")
-    # The labels go before `annotations`, and the annotation that keeps the CRD becomes its first entry.
+    # The labels go before `annotations`, and the annotation that keeps the CRD becomes the first entry of `annotations`.
     anchor = "  annotations:\n"
     text = text.replace(anchor, _LABELS + anchor + _KEEP, 1)
     template_arguments = f'(dict "root" . "name" "{_crd_name(resource)}")'

@@ -106,7 +106,7 @@ class Catalog(ApiModel):
 
 
 def _fits_levels(source: str) -> str:
-    """Return the CEL condition that the name of a source's table has as many levels as the catalog."""
+    """Return the CEL condition that a source has no table, or a table whose name has as many levels as the catalog requires."""
     return (
         f"(!has({source}.table) || (self.prepare.catalog.type == 'Hive' ? {source}.table.{_HAS_TWO_LEVELS} "
         f": {source}.table.{_HAS_THREE_LEVELS}))"

@@ -70,7 +70,7 @@ class Decontaminate(ApiModel):
 
     @property
     def fewest_words(self) -> int:
-        """The minimum number of words in a text that is compared."""
+        """The minimum number of words that a text must have to be compared."""
         return min(8, self.ngram) if self.min_words is None else self.min_words
 
 

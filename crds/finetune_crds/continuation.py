@@ -12,7 +12,7 @@ from finetune_crds.base import ApiModel
 from finetune_crds.recipe import JobRecipe
 
 # Fields that can differ between the run that wrote a checkpoint and the run that continues from it, as `exclude` of model_dump. All
-# other fields must be equal.
+# other fields must be equal, except for _EXAMPLE_FIELDS.
 _IGNORED_FIELDS: dict[str, Any] = {
     # The identity of the job, what it reports, writes and registers, and its evaluation. `parameters` are for your own scripts,
     # which write their own checkpoints.
@@ -59,9 +59,10 @@ _DIGEST_LENGTH = 12
 
 
 def settings(recipe: JobRecipe) -> dict[str, Any]:
-    """Return the settings that must be equal, by field path. Defaults are left out, so that a later version can add a field.
+    """Return the settings that must be equal, and the fields of the examples, by field path.
 
-    A checkpoint stores these settings. They contain no secrets.
+    A checkpoint stores these settings, which contain no secrets. Defaults are left out, so that a field which a later version adds does
+    not count as a difference.
     """
     content = recipe.model_dump(mode="json", by_alias=True, exclude=_IGNORED_FIELDS, exclude_defaults=True)
     values_by_path = {**dict(_leaves("", content)), GLOBAL_BATCH: recipe.global_batch}

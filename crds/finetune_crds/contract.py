@@ -19,8 +19,8 @@ from finetune_crds.status_parts import Commit, Digest, EvaluationSets, Recomputa
 EXIT_OK = 0
 EXIT_RECIPE = 64
 EXIT_DATA = 65
-# Only for init containers of a job with your own command: a server did not answer, or refused the login. Such an attempt does not
-# count against runPolicy.maxRestarts.
+# Only for init containers of a job with your own command: a server did not answer, or refused the login, which can be corrected in
+# its Secret. Such an attempt does not count against runPolicy.maxRestarts.
 EXIT_UNAVAILABLE = 69
 EXIT_PREEMPTED = 75  # the pod was stopped from outside, by SIGTERM
 

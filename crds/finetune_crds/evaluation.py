@@ -51,7 +51,8 @@ MetricName = Annotated[str, Field(min_length=1, max_length=MAX_METRIC_NAME, patt
 """A name that MLflow accepts for a metric, and Unity Catalog for a tag."""
 
 _HAS_COMMAND = "(has(self.command) && size(self.command) > 0)"
-# NB: these fields have no default in the schema. Otherwise the rule below would refuse every evaluation with a command.
+# NB: these fields have no default in the schema: the API server would fill in the default, and the rule below would refuse every
+# evaluation with a command.
 _BUILT_IN_FIELDS = ("metrics", "baseModel", "limit", "generations", "maxNewTokens", "batchSize")
 
 

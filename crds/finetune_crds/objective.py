@@ -40,7 +40,7 @@ class Dpo(ApiModel):
     token of the answer."""
     beta: Annotated[float, Field(gt=0, le=10)] = 0.1
     """How strongly the loss keeps the model close to the reference."""
-    # NB: not lt=0.5: if the value is an integer, such as the default 0, the API server rounds the bound down to 0.
+    # NB: not lt=0.5: if the value is an integer, such as the default 0, the API server rounds the bound down to 0, and 0 < 0 is false.
     label_smoothing: Annotated[float, Field(ge=0, le=0.49)] = 0.0
     """Assumed share of pairs whose answers are ranked the wrong way round (conservative DPO). Not used in evaluation losses."""
 

@@ -8,8 +8,8 @@ from pydantic import Field
 
 from finetune_crds.base import Rule
 
-# NB: CEL compares only the values of such a map: if only the keys differ, it considers two maps equal. So the rule that `trainer`
-# cannot change does not notice a renamed parameter.
+# NB: in a map that the schema does not describe, CEL compares only the values: two maps that differ only in their keys are equal. So
+# the rule that `trainer` cannot change does not notice a renamed parameter.
 Parameters = Annotated[
     dict[str, Any],
     Field(max_length=64, json_schema_extra={"type": "object", "x-kubernetes-preserve-unknown-fields": True}),

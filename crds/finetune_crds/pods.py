@@ -26,7 +26,7 @@ MAIN_CONTAINER = "main"
 """The name of the job's own container in the template of every role."""
 
 
-# Fields of an earlier version by name: the JSON type, and the name in PodSettings.
+# Fields of an earlier version by name: the JSON type, and the name in RolePodSettings.
 _MOVED_FIELDS = {
     "image": ("string", "image"),
     "env": ("array", "env"),

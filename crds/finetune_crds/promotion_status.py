@@ -24,7 +24,7 @@ PromotionPhase = Literal[
 
 
 def _drop_unknown_phase(value: object) -> object:
-    """Replace a phase of another version of the operator by None. Each pass derives the phase from the conditions again."""
+    """Return None for a phase that only another version of the operator has. Each pass derives the phase from the conditions again."""
     return value if value in get_args(PromotionPhase) else None
 
 

@@ -50,7 +50,7 @@ NEW_TOKENS_MESSAGES = {
 _PISSA_TYPE_MESSAGE = "lora.init PiSSA requires type LoRA: it changes the frozen weights, which QLoRA quantizes and DoRA normalizes"
 """Message of the rule that PiSSA requires method LoRA."""
 MAX_PISSA_RANK = 512
-"""Maximum rank with PiSSA. The registered adapter has twice the rank, and must not exceed the maximum rank of lora."""
+"""Maximum rank with PiSSA. The registered adapter has twice the rank, which must not exceed the maximum of lora.rank."""
 _PISSA_RANK_MESSAGE = (
     f"rank must be at most {MAX_PISSA_RANK} when init is PiSSA: the registered adapter has twice the rank"
 )
