@@ -56,7 +56,7 @@ log = logging.getLogger("finetune_operator")
 
 # NB: kopf's own text format cuts the names of loggers at 20 characters.
 _TEXT_LOG_FORMAT = "[%(asctime)s] %(name)s [%(levelname)s] %(message)s"
-# How long the passes in progress may take before another replica leads.
+# At the end of the process: how long the passes in progress may still take, before another replica leads.
 _STOP_SECONDS = 2.0
 
 
@@ -83,8 +83,8 @@ async def run(settings: Settings) -> None:
         LeaseLostError: another replica may lead.
         Exception: the error of the part that failed.
     """
-    # NB: the Lease has a client of its own, with an open fence. The process's fence would refuse its requests before this replica leads,
-    # and they must not wait behind other requests.
+    # NB: the Lease has a client of its own, with an open fence. The process's fence would refuse requests for the Lease before this
+    # replica leads, and these requests must not wait behind others.
     async with Kube() as kube, Kube(Fence(), request_timeout(settings.lease_seconds)) as lease_kube:
         # NB: a request to MLflow or Databricks blocks its thread. A slow server must not delay other workers, so each worker of each
         # kind has a thread.
@@ -173,7 +173,7 @@ class Operator:
         # A part that ends before SIGTERM has failed; the last part only waits for SIGTERM.
         ended, running = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
         await self._finish_passes()
-        # NB: the watches end last: kopf would wait five seconds for tasks that were created after it, such as the workers.
+        # NB: the watches end last: kopf would wait five seconds for tasks that were created after its own, such as the workers.
         for part in running - {watching}:
             part.cancel()
         await asyncio.gather(*running - {watching}, return_exceptions=True)
@@ -196,7 +196,7 @@ class Operator:
         tasks = await kopf.spawn_tasks(
             registry=build_registry(Handlers(self._finetunejob, self._modelpromotion, self._child)),
             standalone=True,
-            # NB: kopf's default is the user's name, and the uid of a pod may have no name.
+            # NB: kopf's default is the name of the operating system's user, and the user of a container may have no name.
             identity=socket.gethostname(),  # type: ignore[arg-type]
             clusterwide=not self.settings.namespaces,
             namespaces=list(self.settings.namespaces),
@@ -271,7 +271,7 @@ def _measure(queues: Queues) -> None:
 
 
 async def _close_run_of_deleted(observer: FineTuneJobObserver, ftj: FineTuneJob) -> None:
-    """Close the MLflow run of a deleted job, if it is still open. If MLflow cannot be reached, `AbandonedRuns` closes it later."""
+    """Close the MLflow run of a deleted job, if it is still open. If this fails, `AbandonedRuns` tries again at the next start."""
     run_id = ftj.status.run_id
     is_closed = any(item.reason == ConditionReason.RUN_FINISHED for item in ftj.status.conditions)
     if run_id is None or is_closed:
@@ -293,7 +293,7 @@ async def _close_run_of_deleted(observer: FineTuneJobObserver, ftj: FineTuneJob)
 
 
 class _RepeatedRequests(logging.Filter):
-    """Lowers the level of requests that kopf repeats: only the last failed attempt is an error.
+    """Lowers the level at which kopf logs failed requests that it repeats: only the last failed attempt is an error.
 
     A failure with status 429, which is usual for a moment after a CRD was installed, becomes INFO. Any other failure that kopf repeats
     becomes WARNING.

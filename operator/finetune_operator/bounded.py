@@ -92,7 +92,7 @@ async def fetch(
     max_bytes: int,
     take: BodyConsumer,
 ) -> int:
-    """Send a GET, or a POST if there is a body, and return the status of the response.
+    """Send a GET, or a POST if there is a body, and return the status of the response. The request must not write.
 
     Args:
         max_bytes: size limit of the decompressed body.
@@ -183,7 +183,7 @@ async def _exchange(
     except ValueError:
         raise AddressError("its address is not valid") from None
     try:
-        # NB: trust_env would also send the passwords in a .netrc, so `_find_proxy` reads the proxies.
+        # NB: trust_env would read the proxies, but also send the passwords in a .netrc, so `_find_proxy` reads the proxies.
         async with (
             PROCESS_FENCE.limit(method, TIMEOUT_SECONDS, is_read=is_read) as timeout_seconds,
             aiohttp.ClientSession(trust_env=False) as session,

@@ -153,7 +153,7 @@ class Defaults(ApiModel):
 
     @model_validator(mode="after")
     def _checked(self) -> Defaults:
-        """Check the rules that the API server checks in a job. NB: the API server never sees this file."""
+        """Check the rules that the API server checks in a job. NB: the API server never sees the defaults."""
         objects = [secret.name for secret in self.image_pull_secrets]
         objects += [self.model_cache.claim_name] if self.model_cache else []
         _check_pattern(objects, SUBDOMAIN, "object name")

@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+# Only Linux has CLOCK_BOOTTIME; on macOS, CLOCK_MONOTONIC also counts suspended time.
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 # A write that gets less time than this would fail without a known result.
 _MIN_WRITE_SECONDS = 0.5

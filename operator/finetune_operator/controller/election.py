@@ -1,8 +1,8 @@
 """Leader election: of the replicas of the operator, only the holder of one Lease reconciles and writes.
 
 The other replicas stand by: they watch and list, so that their caches are warm. A leader that cannot renew the Lease ends its process.
-Writes of two leaders never overlap: the fence of the old leader, which refuses its writes once it is closed, closes before the Lease
-expires, and each write ends before the fence closes.
+Each process has a fence, which refuses writes while it is closed. Writes of two leaders never overlap: the fence of the old leader
+closes before the Lease expires, and each write ends before the fence closes.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from finetune_operator.kube import KubeError
 log = logging.getLogger(__name__)
 
 _ABOUT = "leader election of the operator"
-# Shares of the duration of the Lease. The fence closes by the margin before the Lease expires: a server may carry out a write after its
-# sender has given up, and clocks run at different speeds.
+# Shares of the duration of the Lease. The margin is the time between the closing of the fence and the expiry of the Lease: a server may
+# carry out a write after its sender has given up, and clocks run at different speeds.
 _MARGIN = 0.2
 _RENEW_INTERVAL = 0.2
 _RETRY_INTERVAL = 0.1
@@ -43,7 +43,7 @@ class Election:
     """Acquires the Lease of the operator and renews it.
 
     Attributes:
-        leases: they need a client of their own, which passes through no fence and does not wait behind other requests.
+        leases: they need a client of their own, whose fence is always open and which does not wait behind other requests.
         name: name of the Lease.
         replica: the name of this replica, which a restarted process has too; empty if it has none.
         fence: lets writes pass while this process holds the Lease.
@@ -59,7 +59,7 @@ class Election:
     won: asyncio.Event = field(default_factory=asyncio.Event)
     _lease: HeldLease | None = None
     _tried_recovery: bool = False
-    """Whether the API server has answered if an earlier process of this replica holds the Lease."""
+    """Whether an answer of the API server has shown if an earlier process of this replica holds the Lease."""
     _last_answer: float = field(init=False)
     """When the Lease was last acquired, renewed, or read as held by another replica."""
 
@@ -83,8 +83,8 @@ class Election:
     async def resign(self) -> None:
         """Refuse further writes, wait for the writes in progress, and release the Lease. Call it after `run` has ended."""
         self.fence.close()
-        # NB: this ends before the Lease expires, since each write ends before the fence closes. It is needed even if the Lease is lost: the
-        # next process of this replica could take the Lease back while a write is still in progress.
+        # NB: the loop ends before the Lease expires, since each write has an earlier deadline. The loop is needed even if the Lease is
+        # lost: the next process of this replica could take the Lease back while a write is still in progress.
         while self.fence.writes:
             await self.sleep(_DRAIN_INTERVAL_SECONDS)
         if self._lease is None:
@@ -116,7 +116,7 @@ class Election:
         self._last_answer = self.leases.clock()
 
     def _find_end(self, lease: HeldLease) -> float:
-        """The time at which writes under a Lease end."""
+        """The time by which all writes under a Lease have ended."""
         return lease.until - _MARGIN * self.leases.seconds
 
     async def _wait_for_lease(self) -> HeldLease:

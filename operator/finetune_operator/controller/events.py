@@ -75,7 +75,7 @@ _SILENT_REASONS = {
 }
 # Conditions that often repeat the reason and message of another condition.
 _REPEATING = {ConditionType.FAILED, ConditionType.PROMOTED}
-# Conditions for which a new message is reported even if status and reason stay the same: the message is about another version.
+# Conditions for which a new message is reported even if status and reason stay the same: the new message is about another version.
 _REPORTED_BY_MESSAGE = {
     ConditionType.SOURCE_READY,
     ConditionType.GATES_PASSED,
@@ -105,7 +105,7 @@ class Change(NamedTuple):
 def find_changes(before: Sequence[Condition], after: Sequence[Condition]) -> list[Change]:
     """The changes to report, each cause once.
 
-    If Failed repeats a condition, only Failed is reported; if Promoted repeats a condition, only the other condition is.
+    If Failed repeats a condition, only Failed is reported; if Promoted repeats a condition, only that condition is.
     """
     previous = {item.type: item for item in before}
     reportable = [item for item in after if _is_reportable(previous.get(item.type), item)]

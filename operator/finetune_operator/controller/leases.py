@@ -22,7 +22,7 @@ ANNOTATION_ABOUT = "finetune.dev/about"  # for people: what the Lease is held fo
 
 
 class LeaseBusy(Exception):  # noqa: N818
-    """Another replica holds the Lease: retry in about a second."""
+    """Another replica holds the Lease, or just released it: retry in about a second."""
 
 
 class HeldLease(NamedTuple):

@@ -12,7 +12,7 @@ from sys import intern
 from finetune_crds.base import Json
 
 COMPANIONS = ("Service", "ConfigMap")
-"""Kinds that the pods of a Job need besides it. Only the metadata of these objects is kept."""
+"""Kinds of objects that the pods of a Job need besides the Job. Only the metadata of these objects is kept."""
 
 # The manifest that `kubectl apply` sent, as an annotation.
 _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"

@@ -36,7 +36,7 @@ class PromotionIndex:
                 del self._by_term[term]
 
     def of_model(self, model: str) -> list[Key]:
-        """The promotions of a registered model, with its name in any case, since Unity Catalog ignores the case."""
+        """The promotions of a registered model, in whatever case they write its name, since Unity Catalog ignores the case."""
         return self._sorted(("model", model.casefold()))
 
     def of_endpoint(self, endpoint: str) -> list[Key]:
@@ -52,7 +52,7 @@ class PromotionIndex:
 
 
 def find_endpoint(serving: Json) -> str | None:
-    """The name of the endpoint, even in a spec from an earlier version of the schema: that promotion keeps its endpoint."""
+    """The name of the endpoint, even in the field of an earlier version of the schema: a promotion with that field keeps its endpoint."""
     return serving.get("endpoint") or (serving.get("databricks") or {}).get("endpoint")
 
 

@@ -55,7 +55,7 @@ class Resync:
         """Wait for a list that begins after this call.
 
         NB: the lists and watches of two kinds have no common order. With an older list, a new leader could know the status that the old
-        leader wrote, and not the Job that it created before: it would start the next attempt beside that Job.
+        leader wrote, and not the Job that the old leader had created before: the new one would start the next attempt beside that Job.
         """
         number = self._begun + 1
         self._is_requested.set()

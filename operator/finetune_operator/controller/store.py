@@ -118,8 +118,8 @@ class Store:
     def tombstones(self, ftj: Identity) -> list[Json]:
         """Failed pods of a FineTuneJob that no longer exist, each in its last state.
 
-        NB: when one pod of a gang is deleted, its Job deletes the others. By the time the Job is marked as failed, no pod
-        that explains the failure may exist.
+        NB: when one pod of a gang is deleted, its Job deletes the others. By the time the Job is marked as failed, the
+        pods that explain the failure may no longer exist.
         """
         jobs = (self._tombstones.get(_identity(job), {}) for job in self.jobs_of(ftj))
         return [pods[key] for pods in jobs for key in sorted(pods)]
@@ -178,7 +178,7 @@ class Store:
             for child in ("Job", *COMPANIONS):
                 self._drop_unowned(child, owners, version)
             # NB: Pods are dropped only now, not when they are listed: at the first list, the FineTuneJobs that record deleted Jobs are not
-            # yet known, and the pods of these Jobs stay too.
+            # yet known, and the pods of these Jobs must stay.
             pod_owners = self._jobs.union(*self._deleted_jobs.values(), *self._recorded.values())
             self._drop_unowned("Pod", pod_owners, self._list_versions["Job"])
 

@@ -101,7 +101,7 @@ def _read_secret(secret: Mapping[str, str]) -> Access:
 
 
 def _normalize_host(host: str, where: str) -> str:
-    """The address of a workspace, with a scheme and without a trailing slash."""
+    """The address of a workspace, with a scheme and without a path."""
     full = host if "://" in host else f"https://{host}"
     try:
         parts = urlsplit(full)

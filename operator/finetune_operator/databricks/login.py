@@ -198,7 +198,7 @@ def _as_text(value: object) -> str:
 def _check_login_url(host: str | None, address: object) -> str | None:
     """The address for logins that a workspace names; None unless it is on the workspace's own host or a Databricks account host.
 
-    NB: a user names the workspace. It could otherwise make the operator send requests to servers that only the operator reaches.
+    NB: a user names the workspace, whose answer could otherwise direct the operator's requests to servers that only the operator reaches.
     """
     try:
         url, workspace = URL(_as_text(address)), URL(host or "")
@@ -211,10 +211,11 @@ def _check_login_url(host: str | None, address: object) -> str | None:
 
 
 def _parse_json(answer: requests.Response) -> dict[str, Any]:
-    """The body of a response of the token endpoint, as a JSON object.
+    """The body of a response of the token endpoint or of its discovery, as a JSON object.
 
     Raises:
-        requests.ConnectionError: the status is not 200, or the body is not a JSON object.
+        requests.ConnectionError: the status is not 200, or the body is JSON but no object.
+        requests.JSONDecodeError: the body is not JSON.
     """
     if answer.status_code != 200:
         raise requests.ConnectionError(f"HTTP {answer.status_code} from the token endpoint")

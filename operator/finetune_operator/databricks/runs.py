@@ -211,7 +211,7 @@ def _build_cluster(spec: NewCluster, conf: dict[str, str]) -> ClusterSpec:
         policy_id=spec.policy_id,
         apply_policy_default_values=True if spec.policy_id else None,
         num_workers=spec.workers,
-        # NB: only a Dedicated cluster lets Python reach the JVM, which parses `filter` and counts tasks.
+        # NB: only a Dedicated (SINGLE_USER) cluster lets Python reach the JVM, which parses `filter` and counts tasks.
         data_security_mode=DataSecurityMode.SINGLE_USER,
         spark_conf=(conf if spec.workers else conf | single_node_conf) or None,
         custom_tags=None if spec.workers else {"ResourceClass": "SingleNode"},

@@ -37,7 +37,7 @@ def open_workspace(secret: Mapping[str, str] | None, settings: Settings) -> Work
     """A client of the workspace, cached between calls. It waits at most 10 s for a response and never retries.
 
     Raises:
-        ExternalError: something is missing, or the workspace cannot be reached.
+        ExternalError: a credential or a setting is missing, or the workspace cannot be reached.
     """
     return _clients.get(resolve_access(secret, settings))
 
@@ -103,6 +103,7 @@ class _Clients:
                 return cached
         from finetune_operator.databricks.login import create_client
 
+        # NB: the lock is not held here, since the creation of a client sends requests.
         with translate_errors(credentials, "log in"):
             created = create_client(credentials)
         with self._lock:

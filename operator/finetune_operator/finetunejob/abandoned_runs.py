@@ -32,7 +32,7 @@ _MAX_DELAY_SECONDS = 3600.0
 class AbandonedRuns:
     """Closes the runs of deleted jobs on the MLflow server that the chart configures.
 
-    A job's own MLflow server or login is unknown once the job is deleted, so such a run stays open.
+    The run of a job with its own MLflow server or login stays open: these are unknown once the job is deleted.
 
     Attributes:
         sleep: waits for a number of seconds.
@@ -51,6 +51,7 @@ class AbandonedRuns:
             try:
                 await self.close()
             except ExternalError as error:
+                # The chart's login is wrong: a retry with it would fail too.
                 if error.problem.reason == ConditionReason.MLFLOW_FORBIDDEN:
                     log.warning("cannot search for the MLflow runs of deleted jobs: %s", error)
                     return

@@ -59,7 +59,7 @@ class NameTaken(Exception):  # noqa: N818
 
 
 class Applied(NamedTuple):
-    """The results of a decision's actions, in their order, and the error of the last action if it failed."""
+    """The results of the actions that were carried out, in their order, and the error of the last one if it failed."""
 
     results: tuple[ActionResult, ...]
     failure: ExternalError | LeaseBusy | None

@@ -76,7 +76,7 @@ class ComponentChildren(NamedTuple):
     stale_jobs: list[Json]
     """Jobs of earlier attempts that still run, and Jobs that are being deleted and are neither complete nor abandoned."""
     stale_pods: list[Json]
-    """Pods that have not ended, are not lost and belong to other Jobs, which may no longer exist."""
+    """Pods that have not ended, are not lost, and belong to Jobs other than the current one. These Jobs may no longer exist."""
     ended_jobs: list[Json]
     """Jobs of earlier attempts that are complete or failed."""
     abandoned_jobs: tuple[Json, ...] = ()

@@ -75,7 +75,7 @@ def _accept(draft: Draft) -> Outcome:
 
 
 def _record_acceptance(draft: Draft) -> None:
-    """Record that the spec is valid, and warn about paths at which no volume is mounted. The pod template may mount them later."""
+    """Record that the spec is valid, and warn about paths at which no volume is mounted. A later pod template may mount one there."""
     reason, message = ConditionReason.ACCEPTED, "the spec can be run"
     paths = parameters.unmounted_paths(draft.spec)
     if paths:

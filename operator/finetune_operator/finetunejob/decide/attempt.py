@@ -34,7 +34,7 @@ class Preempted:
 
 @dataclass(frozen=True)
 class NotStarted:
-    """The command did not start, since a server that its init containers need did not answer."""
+    """The command did not start, since a server that its init containers need did not answer, or refused the login."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +107,7 @@ def after_failure(draft: Draft, number: int, state: Failed) -> None:
             why = f"{memory_reduction.describe_lack(number, failure)}, and no setting is left that uses less"
             remedy = memory_reduction.describe_remedy(draft)
             _fail(draft, ConditionReason.OUT_OF_MEMORY, f"{why}; {_describe_end(failure)}; {remedy}")
+        # The rendezvous may have timed out while the other pods were still starting.
         case Retryable() if probing.has_begun_with_one_pod(state.job):
             backoff.record_delay(draft, attempt)
             why = f"attempt {number} began with one pod and does not count as a restart; {sentence}"
@@ -259,7 +260,7 @@ def _failure_reason(
 
 
 def _find_deleted_pod(failure: LastFailure, ends: list[pod_state.Exit]) -> pod_state.Exit | None:
-    """The pod that somebody deleted and so caused the failure; None if the failure has another cause."""
+    """The pod whose deletion caused the failure; None if the failure has another cause."""
     deleted_pod = pod_state.find_deleted_pod(ends)
     # NB: the ranks in the other pods then stop together, all with EXIT_PREEMPTED.
     is_cause = deleted_pod is not None and (

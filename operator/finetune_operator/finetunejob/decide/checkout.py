@@ -1,4 +1,4 @@
-"""`trainer.code.git`: which commit the job runs. It is resolved once, before any child is created; every attempt runs the same commit."""
+"""`trainer.code.git`: which commit the job runs. The commit is resolved once, before any child is created, and every attempt runs it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def resolve(draft: Draft) -> Outcome:
     if revision is None or revision.problem:
         if revision and revision.problem:
             draft.set(ConditionType.CODE_RESOLVED, False, revision.problem.reason, revision.problem.message)
-        # The server is read outside the passes, for accepted jobs only; its answer triggers the next pass.
+        # The server is read outside the passes, only for jobs that an earlier pass accepted; its answer triggers the next pass.
         is_accepted = draft.ftj.holds(ConditionType.ACCEPTED)
         retry_seconds = revision.retry_seconds if revision else None
         draft.requeue_after(retry_seconds or (POLL_SECONDS if is_accepted else SOON_SECONDS))
