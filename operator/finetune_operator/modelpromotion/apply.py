@@ -83,7 +83,7 @@ class ModelPromotionApplier:
 
     async def _act(self, promotion: Promotion, action: PromotionAction, resource_version: str) -> None:
         """Move the alias, or request a change of the endpoint."""
-        # A decision has these actions only if the promotion has a spec, and a backend for the endpoint.
+        # The checks below are for the types: a decision moves an alias only with a spec, and changes an endpoint only with a backend.
         spec, backend = promotion.spec, promotion.backend
         if not isinstance(action, MoveAlias):
             if backend:
@@ -117,8 +117,8 @@ class ModelPromotionApplier:
         """Write the status if it changed, and return the resource as written; None if nothing was written.
 
         Args:
-            onto: the resource as this pass has already written it, if it has. The status then replaces the one written there, even
-                if it equals the status from before the pass.
+            onto: the resource, if this pass has already written its status. The new status then replaces the written one, even if the
+                new one equals the status from before the pass.
 
         Raises:
             KubeError: the API server refused the write, or could not be reached.

@@ -95,7 +95,7 @@ class ConflictFinder:
     metastore: AskMetastore = find_metastore
 
     async def find_alias_conflict(self, promotion: Promotion, spec: ModelPromotionSpec) -> str | None:
-        """The oldest promotion for the same alias, as namespace/name; None if this promotion is the oldest.
+        """The oldest promotion that manages the same alias, as namespace/name; None if this promotion is the oldest.
 
         Raises:
             ExternalError: this promotion's workspace is not known, or cannot be reached.
@@ -147,7 +147,7 @@ class ConflictFinder:
         return f"aliases {' <- '.join([*path, source])} use each other as their source"
 
     async def _source(self, promotion: Promotion, spec: ModelPromotionSpec, alias: str) -> str | None:
-        """The alias that another alias of the same model takes its version from; None if no promotion gives it a source alias."""
+        """The alias that `alias`, of the same model, takes its version from; None if no promotion gives `alias` a source alias."""
         spec_json = spec.model_dump(mode="json", by_alias=True)
         claim = self._claim({**spec_json, "alias": alias})
         keys = self.store.promotion_index.of_model(claim.model)

@@ -178,8 +178,8 @@ class ModelPromotionObserver:
         self, promotion: Promotion, spec: ModelPromotionSpec, job: SourceJob | None
     ) -> tuple[RegisteredModel | None, Mapping[str, ModelVersion | None]]:
         """The model and the versions that this pass needs."""
-        # NB: the key of an outage has the registry; the tracking server, from which the runs of versions are read; and the Secret, since a
-        # server may reject only one Secret.
+        # NB: the key of an outage has the registry; the tracking server, from which the runs of versions are read; and the Secret, since it
+        # may name the workspace, and a server may throttle only one login.
         server, registry_uri = (normalize_address(uri) for uri in self.settings.servers(spec.tracking))
         outage_key = (registry_uri, server, _credentials(promotion, spec))
         outage = self._outages.of(outage_key)

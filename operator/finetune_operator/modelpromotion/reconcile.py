@@ -68,7 +68,7 @@ class ModelPromotionReconciler(Reconciler):
         await self.applier.write_status(promotion, decision, now)
 
     async def _carry_out(self, promotion: Promotion, decision: PromotionDecision, now: datetime) -> None:
-        """Apply a decision, and then its finalizer; if a write fails instead, write the status once more, with the error.
+        """Apply a decision, and then its finalizer. If an action fails, the finalizer stays: only write the status again, with the error.
 
         Raises:
             KubeError: the API server refused something, or could not be reached.

@@ -82,7 +82,8 @@ def _serve(draft: Draft) -> None:
         draft.unset(ConditionType.SERVED)
         draft.update(serving=None)
     elif draft.observed.model is None and draft.status.registry:
-        # Leave the endpoint alone: the model may come back, or the spec may point to another registry for a time.
+        # The model was found before: leave the endpoint alone, since the model may come back, or the spec may point to another registry
+        # for a time.
         return
     elif not can_act:
         return

@@ -35,8 +35,8 @@ def _replaces_bad_version(draft: Draft, version: str) -> bool:
         return False
     if gain.reason != "Reverted":
         return gain.reason == "RolledBack"
-    # NB: the revert of a revert moves the alias forward again, to the version that was promoted last. It replaces no bad version, and
-    # this version may never have completed its canary.
+    # NB: the revert of a revert moves the alias forward again, to the version that was promoted last. Such a move replaces no bad
+    # version, and the version may never have completed its canary.
     reverted_pair = (version, gain.from_version)
     promoted = (
         move.to_version for move in history if move.reason == "Promoted" and move.to_version in reverted_pair
@@ -49,7 +49,7 @@ def find_fallback(draft: Draft, version: str, saved: Sequence[Route]) -> str | N
     """The version that gets the alias after a failure; None if the alias must stay.
 
     This is the version that the endpoint is restored to, if that version had the alias, or else the previous version. NB: the
-    previous version may have been replaced during its own canary.
+    previous version comes second, since it may have been replaced during its own canary.
 
     Args:
         saved: the routes to restore.

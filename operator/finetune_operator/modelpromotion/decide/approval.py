@@ -12,7 +12,7 @@ from finetune_operator.text import format_time
 
 
 def await_approval(draft: Draft) -> Outcome:
-    """End the pass until the candidate is approved, if the spec has an approval."""
+    """If the spec has an approval, each pass ends here until the candidate is approved."""
     approval = draft.spec.approval
     version = draft.status.candidate or ""
     _start_soak(draft, version)
@@ -41,7 +41,7 @@ def await_approval(draft: Draft) -> Outcome:
 
 
 def _current_approval(draft: Draft, version: str) -> ApprovalStatus:
-    """The state of this version's approval; the wait starts in the first pass."""
+    """The state of this version's approval; the wait starts in the first pass that asks to approve the version."""
     status = draft.status.approval
     if status is None or status.version != version:
         status = ApprovalStatus(version=version, request_time=draft.now)
@@ -55,7 +55,7 @@ def _is_late(state: ApprovalStatus, now: datetime) -> bool:
 
 
 def _approve(draft: Draft, state: ApprovalStatus) -> Outcome:
-    """Accept the approval, unless it was given after its time limit."""
+    """Accept the approval, unless it was given after the time limit."""
     # NB: the operator may have been down when the approval was given, so the time of the edit decides.
     approved_at = min(draft.promotion.edited or draft.now, draft.now)
     if state.approval_time is None and _is_late(state, approved_at):
@@ -81,7 +81,7 @@ def _time_out(draft: Draft, state: ApprovalStatus) -> Outcome:
 
 
 def soak(draft: Draft) -> Outcome:
-    """End the pass until the soak, which `await_approval` started, is over. Without spec.soakSeconds, there is no soak."""
+    """Each pass ends here until the soak, which `await_approval` started, is over. Without spec.soakSeconds, there is no soak."""
     state = draft.status.soak
     if state is None:
         draft.unset(ConditionType.SOAKED)

@@ -76,7 +76,7 @@ def judge_step(draft: Draft, version: str) -> Verdicts:
 
 
 def _add_traffic(version: ModelVersion, traffic: Mapping[str, Mapping[str, float]]) -> ModelVersion:
-    """A version with the metrics of its requests, which the endpoint exports. Gates read a tag of the same name first.
+    """A version with the metrics of its requests, which the endpoint exports. A gate reads a tag rather than a metric of the same name.
 
     Args:
         traffic: by version, the value of each metric by its name.
@@ -86,10 +86,10 @@ def _add_traffic(version: ModelVersion, traffic: Mapping[str, Mapping[str, float
 
 
 def take_next_step(draft: Draft, verdicts: Verdicts) -> bool:
-    """Take the next step if the time of the current step is over and its gates could be judged. The last step ends the canary.
+    """Take the next step if the time of the current step is over and its gates could be judged. After the last step, the canary ends.
 
-    NB: the caller has checked that no gate failed, and that the routes of the step are in force, so that its time starts now at
-    the latest.
+    NB: the caller has checked that no gate failed, and that the routes of the step are in force, so the time of the step starts
+    now at the latest.
 
     Returns:
         Whether the step was taken.

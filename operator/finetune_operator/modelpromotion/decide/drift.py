@@ -40,9 +40,10 @@ def handle_drift(draft: Draft) -> Outcome:
 def _replaces_lost_version(draft: Draft) -> bool:
     """Whether, after the promoted version was deleted, the alias was set to a version that had it before."""
     history = draft.status.history
+    # An overtaken move may never have been made.
     past_versions = {move.to_version for move in history if move.reason != "Overtaken"}
     # If a version had the alias before the promotion began to watch the alias, only the move away from the version names it. Rollbacks and
-    # repairs do not count here, since they may start from drift. An overtaken move may never have been made.
+    # repairs do not count here, since they may start from drift.
     past_versions |= {
         move.from_version for move in history if move.reason in ("Promoted", "Reverted", "Adopted")
     }

@@ -57,7 +57,7 @@ def _state(endpoint: Endpoint) -> str:
 
 
 def _is_foreign(draft: Draft, spec: Serving, endpoint: Endpoint) -> bool:
-    """Whether the endpoint serves another model; if so, report it. NB: the spec may name it by mistake, so it is never changed."""
+    """Whether the endpoint serves another model; if so, report it. NB: the spec may name such an endpoint by mistake, so it is never changed."""
     served = {item.model for item in (*endpoint.served, *endpoint.pending)}
     foreign_models = {name for name in served if not _is_same_model(draft, name)}
     if not foreign_models:

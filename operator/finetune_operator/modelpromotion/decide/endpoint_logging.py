@@ -40,7 +40,7 @@ def is_logging(draft: Draft, endpoint: Endpoint) -> bool:
     """Whether the endpoint logs requests as in the spec; requests the change if not."""
     spec_table, table = _spec_table(draft), endpoint.logged_to
     if table is not None and _is_stale(draft, table):
-        # `stop_logging` stops it in this pass.
+        # `stop_logging` ends the logging to this table in the same pass.
         return False
     if spec_table is None:
         return True
@@ -75,7 +75,7 @@ def _is_stale(draft: Draft, table: InferenceTable) -> bool:
 
 
 def _is_table(table: InferenceTable, expected: InferenceTable) -> bool:
-    """Whether a table is the expected one. Any prefix fits if the spec has none, since the endpoint then chooses the prefix."""
+    """Whether a table is the expected one. Any prefix fits if the expected table has none: the endpoint then chooses the prefix."""
     same_schema = (table.catalog, table.schema_) == (expected.catalog, expected.schema_)
     return same_schema and expected.table_prefix in (None, table.table_prefix)
 

@@ -24,7 +24,7 @@ def check_gates(draft: Draft) -> Outcome:
     """Judge the candidate; the pass ends unless every gate passes."""
     candidate = draft.observed.versions.get(draft.status.candidate or "")
     if candidate is None:
-        # Not read in this pass. The policies before this one have reported a candidate that does not exist.
+        # The candidate was not read in this pass. If it does not exist, an earlier policy has reported that.
         return Stop
     holder = draft.observed.versions.get(draft.holder or "")
     verdicts = judge(draft.spec.gates, candidate, holder, lost=draft.lost)
@@ -254,14 +254,14 @@ def _margin(tolerance: Tolerance | None, baseline_value: float) -> float:
 
 
 def _at_most(low: float, high: float) -> bool:
-    # NB: in floating point 0.3 - 0.1 is less than 0.2; a tolerance of 0.1 must include 0.2.
+    # NB: in floating point 0.3 - 0.1 is less than 0.2, but 0.2 must count as better than 0.3 by 0.1.
     return low <= high or math.isclose(low, high, rel_tol=_MAX_ROUNDING_ERROR)
 
 
 def _read_number(version: ModelVersion, name: str) -> float | str:
     """Return a number of a version, or a message that explains why the version does not have the number.
 
-    Tags take precedence over metrics: a tag describes exactly these weights, while a run's last metric can be from a later step.
+    Tags take precedence over metrics: a tag describes exactly these weights, while a run's last metric can be from a later step than the weights.
     """
     text = version.tags.get(name)
     if text is None and name in version.metrics:

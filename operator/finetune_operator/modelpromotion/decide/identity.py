@@ -26,8 +26,9 @@ from finetune_operator.policy.result import Continue, Outcome, Stop
 def check_identity(draft: Draft) -> Outcome:
     """End the pass if the registry has another model, or another version under a recorded number.
 
-    The user then decides: if the spec changes after the status has reported the difference, and has `onDrift: Adopt` then, the
-    promotion starts over like a new one. An Adopt from before concerns drift, and is ignored until then.
+    The user then decides: if the spec changes after the status has reported the difference, and the changed spec has
+    `onDrift: Adopt`, the promotion starts over like a new one. An Adopt from before the report concerns drift, so it does not count
+    until the spec changes.
     """
     difference = find_difference(draft)
     if difference is None:
@@ -151,5 +152,5 @@ def _describe_origin(created: datetime | None, run_id: str | None) -> str:
 
 
 def _format_time(time: datetime | None) -> str:
-    """A time with milliseconds. NB: two registries may be created in the same second."""
+    """A time with milliseconds. NB: two models or versions may be created in the same second."""
     return time.isoformat(timespec="milliseconds").replace("+00:00", "Z") if time else "an unknown time"

@@ -22,10 +22,10 @@ _LATE_WRITE_TIMEOUT = timedelta(minutes=10)
 
 
 def finish_move(draft: Draft) -> Outcome:
-    """Remove the move from the journal, and record it in the history if it was made. Never ends the pass."""
+    """Remove the move from the journal, and record it in the history if it was, or may have been, made. Never ends the pass."""
     move = draft.status.move
     if draft.observed.model is None:
-        # Whether the move was made is unknown.
+        # Whether the move was made is unknown, so it stays in the journal.
         draft.update(current=None)
         return Continue
     draft.begun = move

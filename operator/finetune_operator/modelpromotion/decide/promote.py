@@ -14,7 +14,7 @@ from finetune_operator.policy.result import Continue, Outcome, Stop
 
 # A version that lost the alias for one of these reasons is judged again. NB: the number of a deleted version may be used again.
 _LOSS_REASONS: tuple[MoveReason, ...] = ("Withdrawn", "RolledBack", "VersionDeleted")
-# After a move for one of these reasons, its message does not explain why the alias stays at the candidate.
+# The message of a move for one of these reasons does not explain why the alias stays at the candidate.
 _OUTDATED_REASONS: tuple[MoveReason, ...] = ("RolledBack", "Overtaken", "VersionDeleted")
 
 
@@ -41,7 +41,7 @@ def withdraw(draft: Draft) -> Outcome:
 
 
 def _has_expired(draft: Draft, withheld: Withheld) -> bool:
-    """Whether the source names another version, or the gates or spec.serving changed after a version was withdrawn."""
+    """Whether the source names another version and the alias has left the withheld one, or the requirements changed after a withdrawal."""
     has_other_candidate = (
         draft.status.candidate not in (None, withheld.version) and draft.status.promoted != withheld.version
     )
@@ -50,7 +50,7 @@ def _has_expired(draft: Draft, withheld: Withheld) -> bool:
 
 
 def _take_back(draft: Draft, withheld: Withheld) -> Outcome:
-    """Move the alias from a withdrawn version to the version before it, if that still exists; without one, remove the alias."""
+    """Move the alias from a withdrawn version to the version before it; remove the alias if there was none, and stop if it was deleted."""
     back = withheld.back or draft.status.previous
     if back is not None and draft.observed.versions.get(back) is None:
         message = f"{withheld.message}; version {back}, which had the alias before, no longer exists"

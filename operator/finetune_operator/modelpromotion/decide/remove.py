@@ -30,7 +30,7 @@ def remove(draft: Draft) -> None:
     if spec is None or spec.on_delete != "RemoveAlias" or draft.observed.rival:
         draft.finalizer = False
     elif problem and problem.reason == ConditionReason.CREDENTIALS_MISSING:
-        # NB: the Secret cannot be created again in a namespace that is being deleted.
+        # NB: the Secret cannot be created again in a namespace that is being deleted, so the deletion would wait forever.
         message = (
             f"the ModelPromotion is deleted, but alias {spec.alias} of {spec.model} remains because the operator cannot log in to the "
             f"registry ({problem.message}): remove the alias in the registry"

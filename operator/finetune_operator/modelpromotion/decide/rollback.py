@@ -12,9 +12,9 @@ from finetune_operator.policy.result import Continue, Outcome, Stop
 
 
 def roll_back(draft: Draft) -> Outcome:
-    """Roll back if spec.rollbackTo is set, and end the pass, unless drift must be handled first: then `hold` ends it.
+    """Roll back if spec.rollbackTo is set, and end the pass, unless drift must be handled first: then `hold` ends the pass.
 
-    This is the first policy that reads the alias, so in the first pass it records where the alias is.
+    For a new promotion, this first records where the alias is: the policies after this one compare the alias with that record.
     """
     if draft.status.watch_start_time is None:
         draft.watch_from_now()
@@ -39,7 +39,7 @@ def roll_back(draft: Draft) -> Outcome:
     if wrong := _explain_unusable(draft, target):
         return _reject(draft, f"{wrong}: set spec.rollbackTo to another version")
     if draft.status.promoted == target:
-        # The rollback was made before, and then somebody else moved the alias: drift handles this.
+        # The rollback was made before, and then somebody else moved the alias: `drift.handle_drift` handles this.
         return Continue
     return begin(draft, target, "RolledBack", _describe_hold(draft, target), by=draft.promotion.editor)
 

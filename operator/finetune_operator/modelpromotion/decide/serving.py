@@ -85,7 +85,7 @@ def _report_hold(draft: Draft) -> None:
 
 
 def _begin(draft: Draft, endpoint: Endpoint, version: str) -> None:
-    """Start a rollout when another version has the alias, or when the spec changed after a failure."""
+    """Start a rollout when a new version has the alias, or when the spec changed after a failure."""
     status = canary.serving_status(draft)
     failure = status.failure
     is_new_version = status.version != version
@@ -94,7 +94,7 @@ def _begin(draft: Draft, endpoint: Endpoint, version: str) -> None:
     )
     if not (is_new_version or may_retry):
         return
-    # NB: an interrupted rollout was never in place: restore the routes that were saved before it.
+    # NB: an interrupted rollout was never in place, so the routes that were saved before it stay the ones to restore.
     saved = endpoints.routes_of(endpoint.served) if status.saved is None else status.saved
     has_canary = not alias_history.skips_canary(draft, version) and canary.is_possible(draft, version, saved)
     endpoints.update_status(
@@ -102,7 +102,7 @@ def _begin(draft: Draft, endpoint: Endpoint, version: str) -> None:
         version=version,
         saved=saved,
         **canary.step_fields(1 if has_canary else None),
-        # Keep a current change that restores the routes after a failure: it suits the version that gets the alias back.
+        # Keep a current change that restores the routes after a failure: they serve the version that gets the alias back.
         change=status.change if failure and endpoint.updating and is_new_version else None,
         failure=None,
     )
@@ -123,7 +123,7 @@ def _advance(draft: Draft, endpoint: Endpoint, version: str) -> None:
         endpoint_change.request(draft, endpoint, routes)
     else:
         endpoint_change.complete(draft, endpoint)
-        # NB: each of these two reports why not, and the second must not run before the first is true.
+        # NB: each of these two reports why it is false. The second may request a change, which must wait until the endpoint answers.
         if not endpoint_change.is_answering(draft, endpoint) or not is_logging(draft, endpoint):
             return
         if not canary.serving_status(draft).step:
