@@ -35,7 +35,7 @@ async def read(
 
     Raises:
         ExternalError: the Secret cannot be read, does not exist, or contains credentials that are not text.
-        KubeError: the API server cannot be reached.
+        KubeError: the API server cannot be reached, or fails.
     """
     if reference is None:
         return None

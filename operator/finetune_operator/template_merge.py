@@ -49,7 +49,7 @@ def merge(below: Any, above: Any, field: str = "") -> Any:
 
 
 def _merge_keyed(below: list[Any], above: list[Any], key: str, *, deep: bool) -> list[Any]:
-    """Merge lists whose items have a key. An item of `above` is merged into the item of `below` with its key (`deep`), or replaces it."""
+    """Merge lists whose items have a key. An item of `above` is merged into the item of `below` with the same key (`deep`), or replaces it."""
     merged = {_identity(item, key, position): item for position, item in enumerate(below)}
     # The positions continue, so that an item without a key replaces no item of `below`.
     for position, item in enumerate(above, start=len(below)):

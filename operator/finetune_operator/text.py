@@ -40,7 +40,7 @@ def _join_units(large: int, large_unit: str, small: int, small_unit: str) -> str
 def shorten(text: str, limit: int = 300) -> str:
     """The text on one line, without request ids in brackets, truncated to the limit.
 
-    NB: each response has another id. If messages contained it, every reconcile would write the status.
+    NB: each response has another id. If messages contained these ids, every reconcile would write the status.
     """
     line = _REQUEST_ID.sub("", " ".join(text.split()))
     return line if len(line) <= limit else f"{line[:limit]}..."

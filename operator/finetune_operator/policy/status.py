@@ -1,4 +1,4 @@
-"""Building a new status, and the time of the next reconcile: shared by both kinds."""
+"""Building a new status, and the time of the next reconcile, for both FineTuneJobs and ModelPromotions."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ class Outages:
 
     def _remember(self, server: Hashable, problem: Problem) -> None:
         now = self.clock()
-        # NB: an expired entry is kept until the next problem, so that only one resource tries the server again.
+        # NB: an expired entry is kept for at least one attempt, so that only one resource tries the server again.
         self._outages = {
             key: outage for key, outage in self._outages.items() if now < outage.until + _ATTEMPT_SECONDS
         }

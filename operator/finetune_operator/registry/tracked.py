@@ -44,6 +44,7 @@ class Tracked:
 
     def refused(self, error: ExternalError) -> None:
         """After an error: if the workspace no longer accepts the token, log in again at the next use."""
+        # A workspace is called like an MLflow server, so the reason is MLflow's.
         if self.workspace is not None and error.problem.reason == ConditionReason.MLFLOW_FORBIDDEN:
             from finetune_operator.databricks.workspace import forget
 

@@ -195,7 +195,7 @@ class UnityRegistry:
 
 
 def find_metastore(workspace: WorkspaceClient, *, fetch: bool = True) -> str | None:
-    """The metastore that a workspace is attached to; None if the credentials do not permit reading it.
+    """The metastore that a workspace is attached to; None if there is none, or if the credentials do not permit reading it.
 
     If `fetch` is False, only metastores that were fetched before are known.
 

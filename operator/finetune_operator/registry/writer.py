@@ -253,6 +253,7 @@ def _lease_error(namespace: str, name: str, model: str, error: KubeError) -> Ext
     message = (
         f"cannot acquire Lease {namespace}/{name}, which is required to write aliases of {model}: {error}"
     )
+    # MLFLOW_ERROR: the problem may end by itself, and the move is tried again.
     reason = (
         ConditionReason.MOVE_REFUSED if error.status in _PERMANENT_STATUSES else ConditionReason.MLFLOW_ERROR
     )

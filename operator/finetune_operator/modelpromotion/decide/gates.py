@@ -261,7 +261,7 @@ def _at_most(low: float, high: float) -> bool:
 def _read_number(version: ModelVersion, name: str) -> float | str:
     """Return a number of a version, or a message that explains why the version does not have the number.
 
-    Tags take precedence over metrics: a tag describes exactly these weights, while a run's last metric can be from a later step than the weights.
+    Tags take precedence over metrics: a tag describes exactly these weights, while a run's last metric can be from a step after them.
     """
     text = version.tags.get(name)
     if text is None and name in version.metrics:

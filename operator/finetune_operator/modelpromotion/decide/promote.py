@@ -50,7 +50,7 @@ def _has_expired(draft: Draft, withheld: Withheld) -> bool:
 
 
 def _take_back(draft: Draft, withheld: Withheld) -> Outcome:
-    """Move the alias from a withdrawn version to the version before it; remove the alias if there was none, and stop if it was deleted."""
+    """Move the alias from a withdrawn version to the previous version. Stop if the previous one was deleted; without one, remove the alias."""
     back = withheld.back or draft.status.previous
     if back is not None and draft.observed.versions.get(back) is None:
         message = f"{withheld.message}; version {back}, which had the alias before, no longer exists"

@@ -90,7 +90,7 @@ def _configure(
         config = api.EndpointCoreConfigInput(name, served_entities=entities, traffic_config=traffic)
         serving.create(name, config=config, tags=tags)
     else:
-        # NB: this PUT removes from the endpoint everything that it omits.
+        # NB: this PUT removes from the endpoint everything that it omits, so it has the entities and the routes.
         serving.update_config(name, served_entities=entities, traffic_config=traffic)
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Workload:
-    """The machines of each served version, without provisioned throughput.
+    """The machines of each served version of an endpoint without provisioned throughput.
 
     Attributes:
         size: Databricks' name of a range of concurrent requests; None if `concurrency` is set.
@@ -61,7 +61,7 @@ def build_entity_name(version: str) -> str:
 
 
 def build_entity(options: DatabricksServing, item: ServedVersion) -> api.ServedEntityInput:
-    """The served entity of a version without provisioned throughput."""
+    """The served entity of a version, for an endpoint without provisioned throughput."""
     from databricks.sdk.service import serving as api
 
     machines = resolve_workload(options)
@@ -80,7 +80,7 @@ def build_entity(options: DatabricksServing, item: ServedVersion) -> api.ServedE
 
 
 def build_provisioned_entity(throughput: ProvisionedThroughput, item: ServedVersion) -> api.PtServedModel:
-    """The served entity of a version with provisioned throughput."""
+    """The served entity of a version, for an endpoint with provisioned throughput."""
     from databricks.sdk.service import serving as api
 
     return api.PtServedModel(

@@ -17,7 +17,7 @@ def parse_traffic(text: str, entity: str) -> Mapping[str, float]:
 
     A sample is the entity's if one of its labels, whatever its name, has the name of the entity as its value.
 
-    These are `request_count`, `error_rate` (the share of requests with a 4xx or 5xx answer), `server_error_rate` (5xx only) and
+    The metrics are `request_count`, `error_rate` (the share of requests with a 4xx or 5xx answer), `server_error_rate` (5xx only) and
     `latency_ms` (the mean). A metric without data is left out; without requests, so are the rates.
 
     Raises:
