@@ -62,7 +62,9 @@ def fetch_version(recipe: Recipe, uri: str, to: Path) -> Source:
 
 
 def fetch_base(recipe: Recipe, version: Source, to: Path) -> Source:
-    """Fetch the model that the version was trained from. If that model is an adapter, it is fetched with its base, and not merged.
+    """Fetch the model that the version was trained from.
+
+    An adapter is fetched with its base, and not merged, unless the base of the version is the merged model.
 
     Args:
         recipe: names the model.

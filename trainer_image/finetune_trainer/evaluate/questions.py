@@ -84,7 +84,7 @@ def build_questions(documents: Documents, rows: Mapping[str, list[Any]]) -> Iter
         yield from (None for _ in rows[columns.text])
         return
     prompts = rows[str(columns.prompt)]
-    # The first answer, the chosen answer or the response, is the reference.
+    # The first column has the reference. The rejected answer only shows whether training would encode the row as texts.
     answer_columns = [name for name in (columns.chosen, columns.rejected) if name] or [str(columns.response)]
     reference_column = answer_columns[0]
     examples = list(zip(prompts, *(rows[name] for name in answer_columns), strict=True))

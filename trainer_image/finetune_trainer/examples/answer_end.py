@@ -18,7 +18,7 @@ ANSWER: Message = {"role": "assistant", "content": "It is answered."}
 
 
 def find_end_text(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Return the text after an answer in the chat template, without white space around it.
+    """Return the text that the chat template writes after an answer, without white space around it.
 
     It is empty if there is no template, or if the template refuses a short conversation or changes the text of its answer.
     """
@@ -45,8 +45,8 @@ def find_end_token(tokenizer: PreTrainedTokenizerBase) -> int | None:
 def has_end(tokenizer: PreTrainedTokenizerBase, text: str) -> bool:
     """Return whether a text after an answer has a special token, or the text with which the chat template ends an answer.
 
-    The end-of-text token is removed from the template's text, unless it is the whole text: a template may write it only after the last
-    answer.
+    The end-of-text token is removed from the template's text, unless it is the whole text: a template may write that token only after
+    the last answer.
     """
     (tokens,) = encode(tokenizer, [text], special=False)
     end = find_end_text(tokenizer)

@@ -23,9 +23,9 @@ WEIGHTS = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.
 REASONING = ("reasoning_content", "reasoning", "thinking")
 """The fields of a message with what the assistant thinks before it answers, as transformers passes them on to chat templates."""
 TEXT_PART = "text"
-"""The type of the only parts of a content that are learned; other formats have images and audio too."""
+"""The type of the only parts of a message's content that are learned; a content in parts may also have images and audio."""
 BETWEEN_PARTS = "\n"
-"""The separator of the texts of a content's parts. Source: vLLM, chat_utils.py, `_parse_chat_message_content_parts`."""
+"""The separator between the texts of these parts. Source: vLLM, chat_utils.py, `_parse_chat_message_content_parts`."""
 OTHER_PART = "\0finetune part "
 """The beginning of a content in which a preparation found a part that is not text; the part's type, a NUL and the texts follow."""
 CARRIED = ("tool_calls", "tool_call_id", "name", *REASONING, WEIGHT)
@@ -43,7 +43,7 @@ UNSPOKEN = (*INSTRUCTING, "tool")
 LEGACY_CALL = "function_call"
 """The field that `tool_calls` has replaced in OpenAI's format: one call, without its wrapper."""
 
-# The keys of a definition in the order in which servers pass them on: a Parquet file or a reader of JSON may have sorted them.
+# The keys of a tool's definition in the order in which servers pass them on: a Parquet file or a reader of JSON may have sorted them.
 _FIRST = ("type", "function", "name", "description", "parameters", "properties", "required")
 
 

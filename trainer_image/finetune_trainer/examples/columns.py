@@ -57,7 +57,8 @@ def find_columns(
         templates: columns that the recipe's templates name; if there are any, other columns are ignored. Not used for preferences and KTO.
 
     Raises:
-        DataError: no columns have well-known names, or the columns of several kinds of examples have them.
+        DataError: no columns have well-known names, the columns of several kinds of examples have them, or a further column may belong to
+            the prompt.
     """
     if objective in COLUMNS_OF_OBJECTIVE:
         return _find_preference_columns(schema, where, objective)
@@ -77,7 +78,7 @@ def find_columns(
             f"{where} has the columns of several kinds of examples ({'; '.join(map(describe_columns, examples))}): name the columns of "
             "one kind in data.columns",
         )
-    # Templates already show what belongs to the prompt, and examples without a prompt column have nothing to add it to.
+    # Templates already show what belongs to the prompt, and without a prompt column, there is nothing that a text could belong to.
     extra_texts = [] if templates or example.prompt is None else _find_texts(schema, _EXTRA_PROMPT_COLUMNS)
     if extra_texts:
         raise DataError(

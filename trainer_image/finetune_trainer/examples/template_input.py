@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 FAILURES = (TemplateError, TypeError, ValueError, LookupError, AttributeError)
 """A template is a program that runs over the data; it can raise any of these."""
 PROBE_CONTENT = "probed_content"
-"""A content that a rendered text is searched for, to see whether the template renders it."""
+"""The content of test messages: a template renders contents if the rendered text contains it."""
 
 
 def adapt_contents(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> list[Message]:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _TEXTS_PER_BATCH = 256
 # Files that the vocabulary of a tokenizer is read from.
 _VOCABULARY_FILES = ("tokenizer.json", "*.model", "*.tiktoken", "tekken.json", "vocab.*")
-# NB: for some models without any of these files, transformers makes a tokenizer that has only special tokens (T5's has this token too).
+# NB: for some models without any of these files, transformers makes a tokenizer that has only special tokens (T5's also has the token below).
 # Such a tokenizer counts as missing.
 _EMPTY_VOCABULARY = {"\u2581"}
 
@@ -62,7 +62,7 @@ def load_tokenizer(model: Model, folder: Path) -> PreTrainedTokenizerBase:
         _add_new_tokens(tokenizer, model)
     if model.chat_template is not None:
         named_templates.set_template(model.chat_template, tokenizer)
-    # NB: the tokenizer would warn about texts longer than this; the recipe's maxTokens and maxLength limit them instead.
+    # NB: the tokenizer would warn about texts above its own limit, but the recipe's maxTokens and maxLength limit texts.
     tokenizer.model_max_length = int(1e30)
     return tokenizer
 

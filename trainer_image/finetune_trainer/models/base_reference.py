@@ -22,7 +22,7 @@ _CONFIG = "config.json"
 _SAFE = ".safetensors"
 WEIGHTS = (_SAFE, ".bin", ".pt", ".pth", ".gguf", ".onnx", ".h5", ".msgpack", ".ckpt", ".npz")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-# Files that are read at once; SHA-256 takes one core for each.
+# The number of files that are read at the same time; SHA-256 takes one core for each.
 _MAX_THREADS = 4
 
 

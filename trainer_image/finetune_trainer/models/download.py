@@ -151,7 +151,7 @@ def _fetch_base(adapter: Parts, uri: str, place: _Place, *, without_weights: boo
     """Fetch the base of an adapter that does not contain it.
 
     Raises:
-        RecipeRefusedError: the base no longer exists, or its weights differ from the weights that the adapter was trained on.
+        RecipeRefusedError: the adapter names no base; or the base no longer exists, is itself an adapter, or has changed.
     """
     reference = adapter.of
     if reference is None:
@@ -264,7 +264,7 @@ def _fetch_from_mlflow(uri: str, place: _Place, *, without_weights: bool) -> tup
     part = _name_part(without_weights)
     if inner:
         part = f"{part} of {inner}"
-    # NB: Unity Catalog reports a missing version only now.
+    # NB: Unity Catalog reports a missing version only when the version is read.
     with _translating_missing(uri):
         folder = place.fill_folder(lambda: _build_version_key(repository, version), part, download) / inner
     if not folder.is_dir():
@@ -360,7 +360,7 @@ def _download_snapshot(
             return Path(snapshot_download(name, revision=revision, ignore_patterns=ignored, cache_dir=folder))
 
     snapshot = download()
-    # NB: the client assumes that an existing file is complete, so broken files are removed and downloaded again.
+    # NB: the client assumes that a file in the cache is complete, so broken files are removed and downloaded again.
     return download() if cache is not None and _remove_broken_files(name, snapshot, cache) else snapshot
 
 

@@ -50,7 +50,7 @@ def read_folder(folder: Path, at: Origin) -> Parts:
 
 
 def _find_base(adapter: Path, name: str | None, revision: str | None) -> Origin | None:
-    """Return the base of an adapter: from the reference file that this trainer writes, or else as a library names it."""
+    """Return the base of an adapter: from the reference file that this trainer writes, or else as peft or MLflow names the base."""
     return base_reference.read_reference(adapter) or (Origin(name, revision) if name else None)
 
 

@@ -35,7 +35,7 @@ class StoredModel:
         """List a model.
 
         Raises:
-            RecipeRefusedError: the pod's login is not allowed to read the model, or a job has not finished writing the model.
+            RecipeRefusedError: the pod has no login that may read the model, or a job has not finished writing the model.
             TrainingError: the store, or the server of its logins, does not answer.
         """
         with _translating_errors(uri):

@@ -127,7 +127,7 @@ class ModelFolder:
         # Configurations last, and the model's own after all others.
         names = sorted(sources, key=lambda name: (_is_config(name), name in _CONFIGS, name))
         sizes = {name: sources[name].stat().st_size for name in names}
-        # NB: `claim` could write to the folder, so a refusal now may be temporary: another attempt may have access again.
+        # NB: `claim` was able to write to the folder, so a refusal now may be temporary: another attempt may have access again.
         with self._translating_errors(TrainingError):
             files, path = filesystems.open_filesystem(self.uri)
             manifest = self._build_manifest(self._check())

@@ -94,7 +94,7 @@ def exit_on_sigterm() -> None:
     """End this process at once on SIGTERM. Nothing needs to be cleaned up: files in the storage are written atomically.
 
     NB: this is process 1 of its container, and the kernel ignores signals for which process 1 has no handler. Without this handler,
-    Spark would run until SIGKILL, and replace the executor pods that are being deleted.
+    the driver of a Spark preparation would run until SIGKILL, and replace the executor pods that are being deleted.
     """
     signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))
 
@@ -105,8 +105,9 @@ def run(
 ) -> int:
     """Run `main`, report its outcome, and return its exit code.
 
-    RecipeError and RecipeRefusedError give 64, DataError 65, PreemptedError 75, any other PodFailure its own code, and any
-    other error 1. Only an unexpected error prints its traceback. SystemExit returns its own code, if that is a number, and is not reported.
+    RecipeError and RecipeRefusedError give 64, DataError 65, PreemptedError 75, any other PodFailure its own code, KeyboardInterrupt
+    130, and any other error 1. Only an unexpected error prints its traceback. SystemExit returns its own code, if that is a number, and
+    is not reported.
     """
     try:
         code, message = EXIT_OK, main()

@@ -96,7 +96,7 @@ class Tracker:
         run_id: the run; None or empty: nothing is tracked.
         connect: makes the client, in the tracker's own thread.
         quiet: print nothing about an unreachable MLflow, since another rank does.
-        patience: seconds that the end waits for an unreachable MLflow.
+        patience: seconds that `close` waits for an unreachable MLflow, unless the environment sets them.
     """
 
     def __init__(
