@@ -240,9 +240,9 @@ LIST_TYPE_SET: dict[str, Any] = {"x-kubernetes-list-type": "set"}
 """Schema of a list with unique items and no order. With server-side apply, several writers can each apply their own items."""
 
 
-def list_type_map(key: str) -> dict[str, Any]:
-    """Return the schema of a list whose items are unique by a key. With server-side apply, several writers can each apply their own items."""
-    return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [key]}
+def list_type_map(*keys: str) -> dict[str, Any]:
+    """Return the schema of a list whose items are unique by their keys. With server-side apply, several writers can each apply their own items."""
+    return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [*keys]}
 
 
 def immutable(field: str, message: str) -> Rule:

@@ -32,6 +32,7 @@ from finetune_crds.status_parts import (
 
 Phase = Literal[
     "Pending",
+    "Queued",
     "Preparing",
     "Starting",
     "Training",
@@ -152,6 +153,8 @@ class JobUids(ApiModel):
     """Job of the training."""
     train_attempt: NonNegative | None = None
     """Attempt of the training Job."""
+    train_start_time: datetime | None = None
+    """When Kueue last started its pods."""
     evaluate: str | None = None
     """Job of the evaluation."""
 
@@ -246,7 +249,7 @@ class EndedAttempt(ApiModel):
 
 
 EndedAttempts = Annotated[
-    list[EndedAttempt], Field(max_length=MAX_ATTEMPTS, json_schema_extra=list_type_map("attempt"))
+    list[EndedAttempt], Field(max_length=MAX_ATTEMPTS, json_schema_extra=list_type_map("attempt", "endTime"))
 ]
 
 

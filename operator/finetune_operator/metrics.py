@@ -83,7 +83,9 @@ job_phase_seconds = Histogram(
     ),
 )
 job_restarts = Counter(
-    "finetune_operator_job_restarts", "Attempts of trainings that another attempt followed", ["cause"]
+    "finetune_operator_job_restarts",
+    "Ended attempts of trainings, and attempts that Kueue stopped, after which the job went on",
+    ["cause"],
 )
 jobs_finished = Counter("finetune_operator_jobs_finished", "FineTuneJobs that have finished", ["phase"])
 

@@ -52,3 +52,7 @@ SPARK_APPLICATION = ForeignCrd(
     "v2.3.0",
     "config/crd/bases/sparkoperator.k8s.io_sparkapplications.yaml",
 )
+# NB: the version of tests/cluster/go-kueue.
+KUEUE_WORKLOADS = ForeignCrd(
+    "sigs.k8s.io/kueue", "v0.19.0", "config/components/crd/bases/kueue.x-k8s.io_workloads.yaml"
+)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from cluster import backends, images, local, snapshots
-from fixtures.operator_processes.servers import create_crds
+from fixtures.operator_processes.servers import create_crds, list_our_crds
 from support.api import Api
 from support.operator_process import operator_process, watching
 from support.process import running
@@ -35,7 +35,7 @@ def api() -> Iterator[Api]:
     snapshots.ensure({*snapshots.references(), images.base_reference(), images.pause()})
     try:
         server = Api(local.up(CLUSTER))
-        create_crds(server)
+        create_crds(server, list_our_crds())
         yield server
     finally:
         local.down(CLUSTER)

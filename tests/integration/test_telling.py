@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -18,113 +17,14 @@ from support.waiting import wait_for
 
 Json = dict[str, Any]
 
-WORKLOADS: Json = {
-    "apiVersion": "apiextensions.k8s.io/v1",
-    "kind": "CustomResourceDefinition",
-    "metadata": {
-        "name": "workloads.kueue.x-k8s.io",
-        "annotations": {"api-approved.kubernetes.io": "https://github.com/kubernetes-sigs/kueue"},
-    },
-    "spec": {
-        "group": "kueue.x-k8s.io",
-        "names": {"kind": "Workload", "plural": "workloads", "singular": "workload"},
-        "scope": "Namespaced",
-        "versions": [
-            {
-                "name": "v1beta2",
-                "served": True,
-                "storage": True,
-                "subresources": {"status": {}},
-                "schema": {
-                    "openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-                },
-            }
-        ],
-    },
-}
-
-
-@pytest.fixture
-def kueue(api: Api) -> Iterator[None]:
-    """Kueue's CRD, without Kueue."""
-    api.create(WORKLOADS)
-    name = WORKLOADS["metadata"]["name"]
-    wait_for(
-        "Workloads are served",
-        lambda: "Established" in str(api.get("CustomResourceDefinition", "", name)),
-    )
-    yield
-    api.delete("CustomResourceDefinition", "", name)
-
 
 def kubectl(plane: Plane, world: World, *arguments: str) -> str:
     """The output of kubectl in the world's namespace, each run of spaces as one."""
-    command = [str(plane.kubectl), "--kubeconfig", str(plane.kubeconfig), "-n", world.namespace, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return "\n".join(" ".join(line.split()) for line in done.stdout.splitlines())
+    return plane.run_kubectl(world.namespace, *arguments)
 
 
 def described(plane: Plane, world: World) -> str:
     return kubectl(plane, world, "describe", "ftj", "tune")
-
-
-def workload_of(body: Json, reason: str, message: str) -> Json:
-    """Play Kueue: the Workload of a Job, which is not admitted."""
-    meta = body["metadata"]
-    owner = {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "name": meta["name"],
-        "uid": meta["uid"],
-        "controller": True,
-    }
-    quota = {"type": "QuotaReserved", "status": "False", "reason": reason, "message": message}
-    return {
-        "apiVersion": "kueue.x-k8s.io/v1beta2",
-        "kind": "Workload",
-        "metadata": {
-            "name": f"job-{meta['name']}-x",
-            "namespace": meta["namespace"],
-            "ownerReferences": [owner],
-        },
-        "status": {"conditions": [quota]},
-    }
-
-
-def test_without_kueue_a_queue_is_said_to_admit_nothing(world: World, plane: Plane) -> None:
-    world.submit(splits_given(runPolicy={"queueName": "reserch"}))
-    condition = world.wait_condition("tune", "Trained", "QueueInadmissible")
-    sentence = (
-        "attempt 1 waits, because queue reserch has not admitted Job tune-train-1: "
-        "Kueue is not installed in this cluster: install Kueue, or remove spec.runPolicy.queueName, and suspend "
-        "and resume the job"
-    )
-    assert condition["message"] == sentence
-    assert sentence in described(plane, world)
-    header, row = kubectl(plane, world, "get", "ftj").splitlines()
-    assert header == "NAME PHASE REASON PROGRESS LOSS MODEL AGE"
-    assert row.startswith("tune Pending QueueInadmissible ")
-
-
-def test_a_wrong_queue_is_named_with_what_to_check(world: World, plane: Plane, kueue: None) -> None:
-    world.submit(splits_given(runPolicy={"queueName": "reserch"}))
-    job_body = wait_for("the Job", lambda: world.api.get("Job", world.namespace, "tune-train-1"))
-    forged = workload_of(job_body, "Inadmissible", "LocalQueue reserch doesn't exist")
-    status = {"status": forged.pop("status")}
-    name = world.api.create(forged)["metadata"]["name"]
-    world.api.patch("Workload", world.namespace, name, status, status=True)
-    sentence = (
-        "attempt 1 waits, because queue reserch has not admitted Job tune-train-1: "
-        f"LocalQueue reserch doesn't exist: check kubectl get localqueue -n {world.namespace}"
-    )
-    wait_for("what Kueue says", lambda: world.condition("tune", "Trained").get("message") == sentence)
-    assert {item["type"] for item in world.events("QueueInadmissible")} == {"Warning"}
-    assert sentence in described(plane, world)
-    full = workload_of(job_body, "Pending", "insufficient unused quota for nvidia.com/gpu")["status"]
-    world.api.patch("Workload", world.namespace, name, {"status": full}, status=True)
-    condition = world.wait_condition("tune", "Trained", "Queued")
-    assert condition["message"].endswith("queue reserch: insufficient unused quota for nvidia.com/gpu")
-    wait_for("a Normal Event", lambda: {item["type"] for item in world.events("Queued")} == {"Normal"})
 
 
 def test_what_each_step_dropped_is_described(world: World, plane: Plane) -> None:

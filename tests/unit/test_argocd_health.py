@@ -109,6 +109,7 @@ def test_of_several_obstacles_the_one_that_the_operator_names_counts() -> None:
 HEALTH = {
     "FineTuneJob": {
         "Pending": "Progressing",
+        "Queued": "Progressing",
         "Preparing": "Progressing",
         "Starting": "Progressing",
         "Training": "Progressing",

@@ -55,7 +55,7 @@ def controlling_pod(body: Json) -> str | None:
 
 def recorded_jobs(body: Json) -> set[tuple[str, str]]:
     """The Jobs that a FineTuneJob's status names, as namespace and uid; they may no longer exist."""
-    # NB: the number trainAttempt, which is among the values too, matches no uid.
+    # NB: trainAttempt and trainStartTime, which are among the values too, match no uid.
     uids: Json = (body.get("status") or {}).get("jobs") or {}
     return {Owner(body["metadata"]["namespace"], uid) for uid in uids.values()}
 
@@ -187,13 +187,53 @@ def has_ended(job: Json) -> bool:
     return job_condition(job, "Complete") is not None or job_condition(job, "Failed") is not None
 
 
+def find_deletion_request_time(pod: Json) -> datetime | None:
+    """When the deletion of a pod was requested; None if it was not."""
+    meta = pod["metadata"]
+    if "deletionTimestamp" not in meta:
+        return None
+    # NB: the timestamp is the end of the grace period.
+    grace = timedelta(seconds=meta.get("deletionGracePeriodSeconds") or 0)
+    return datetime.fromisoformat(meta["deletionTimestamp"]) - grace
+
+
+def is_suspended(job: Json) -> bool:
+    """Whether a batch Job is to have no pods until something, for example its queue, resumes it."""
+    return bool(job["spec"].get("suspend"))
+
+
+def find_start_time(job: Json) -> datetime | None:
+    """When the pods of a batch Job were last started; None while it is suspended, or before its controller has started them."""
+    start = job.get("status", {}).get("startTime")
+    # NB: after spec.suspend was unset, the condition Suspended remains until the Job controller starts the pods.
+    if not start or is_suspended(job) or job_condition(job, "Suspended"):
+        return None
+    return datetime.fromisoformat(start)
+
+
+def was_stopped_by_suspension(pod: Json, job: Json) -> bool:
+    """Whether a pod was stopped because its Job was suspended. The Job may have been resumed since, with other pods."""
+    request_time = find_deletion_request_time(pod)
+    if request_time is None:
+        return False
+    start_time = find_start_time(job)
+    if start_time is None:
+        return is_suspended(job) or job_condition(job, "Suspended") is not None
+    return request_time <= start_time
+
+
 def pods_of_job(pods: Iterable[Json], job: Json) -> list[Json]:
-    """The pods of one child Job, sorted by completion index.
+    """The pods of one child Job, sorted by completion index, without those that ended before the Job was resumed.
 
     The Job's uid identifies them: pods of an earlier Job of the same name may still be stopping.
     """
     meta = job["metadata"]
-    job_pods = [pod for pod in pods if find_owner("Pod", pod) == (meta["namespace"], meta["uid"])]
+    job_pods = [
+        pod
+        for pod in pods
+        if find_owner("Pod", pod) == (meta["namespace"], meta["uid"])
+        and (is_suspended(job) or is_alive(pod) or not was_stopped_by_suspension(pod, job))
+    ]
     return sorted(job_pods, key=lambda pod: (node_rank(pod) or 0, pod["metadata"]["name"]))
 
 

@@ -156,6 +156,8 @@ class QueueState:
         message: why it is not admitted, as a sentence.
         position: position of the Workload in the queue, from 1; None if Kueue does not report it.
         read_at: when Kueue was found to have no Workload for the Job, or a little earlier; None if there is a Workload.
+        eviction_reason: why Kueue last stopped the pods of the Job, as Kueue's reason; empty if it did not.
+        eviction_message: the same as a sentence.
     """
 
     installed: bool = True
@@ -165,6 +167,8 @@ class QueueState:
     message: str = ""
     position: int | None = None
     read_at: datetime | None = None
+    eviction_reason: str = ""
+    eviction_message: str = ""
 
 
 # Results of a dry run that keep the job from starting. Each may end without a change of the spec: by a change of a policy, of the

@@ -41,12 +41,12 @@ def _count_phase(ftj: FineTuneJob, after: FineTuneJobStatus, now: datetime) -> N
 
 
 def _count_restarts(before: FineTuneJobStatus, after: FineTuneJobStatus) -> None:
-    """Count the attempts that ended and that another attempt follows."""
-    recorded_attempts = {item.attempt for item in before.attempts or ()}
+    """Count the attempts that ended, unless the job ended with them."""
+    recorded_ends = {(item.attempt, item.end_time) for item in before.attempts or ()}
+    if after.phase in _FINISHED:
+        return
     for item in after.attempts or ():
-        is_new = item.attempt not in recorded_attempts
-        is_followed = (after.attempt or 0) > item.attempt
-        if is_new and is_followed and item.cause:
+        if item.cause and (item.attempt, item.end_time) not in recorded_ends:
             metrics.job_restarts.labels(item.cause).inc()
 
 

@@ -86,7 +86,9 @@ def test_resources_are_counted_by_their_phase() -> None:
         promotions=(resource("p", "Blocked"),),
     )
     assert samples(metrics.jobs) == {
-        **dict.fromkeys(("Preparing", "Starting", "Evaluating", "Registering", "Suspended", "Succeeded"), 0),
+        **dict.fromkeys(
+            ("Queued", "Preparing", "Starting", "Evaluating", "Registering", "Suspended", "Succeeded"), 0
+        ),
         "Training": 2,
         "Failed": 1,
         "Pending": 1,
@@ -122,7 +124,7 @@ def test_the_oldest_job_of_each_phase() -> None:
     )
     assert nonzero(metrics.job_phase_oldest_seconds) == {"Training": 600, "Pending": 900}
     assert {*samples(metrics.job_phase_oldest_seconds)} == {
-        *("Pending", "Preparing", "Starting", "Training", "Evaluating", "Registering", "Suspended")
+        *("Pending", "Queued", "Preparing", "Starting", "Training", "Evaluating", "Registering", "Suspended")
     }
 
 

@@ -24,7 +24,8 @@ def record_end(draft: Draft, failure: LastFailure, cause: AttemptCause) -> None:
         checkpoint_step=failure.checkpoint_step,
         message=_keep_last_lines(failure.message or ""),
     )
-    earlier = [item for item in draft.status.attempts or [] if item.attempt != ended.attempt]
+    key = (ended.attempt, ended.end_time)
+    earlier = [item for item in draft.status.attempts or [] if (item.attempt, item.end_time) != key]
     draft.update(attempts=[*earlier, ended][-MAX_ATTEMPTS:])
 
 

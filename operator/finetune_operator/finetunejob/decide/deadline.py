@@ -6,9 +6,9 @@ from datetime import datetime, timedelta
 
 from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason, ConditionType
-from finetune_operator.finetunejob.children import has_ended, is_abandoned, pods_of_job
+from finetune_operator.finetunejob.children import has_ended, is_abandoned, is_suspended, pods_of_job
 from finetune_operator.finetunejob.draft.draft import Draft
-from finetune_operator.finetunejob.pods import evaluation_pod, gang, pod_state, queueing
+from finetune_operator.finetunejob.pods import evaluation_pod, gang, pod_state
 from finetune_operator.finetunejob.pods.step_state import has_completed
 from finetune_operator.policy.result import Continue, Outcome, Stop
 
@@ -70,7 +70,7 @@ def _is_waiting(draft: Draft) -> bool:
 def _is_at_work(draft: Draft, job: Json) -> bool:
     """Whether a pod of a Job has a node. Pods that have ended are included, unless the Job is back in its queue."""
     pods = pods_of_job(draft.observed.pods, job)
-    if queueing.is_queued(job):
+    if is_suspended(job):
         pods = pod_state.alive(pods)
     return any(_is_on_node(pod) for pod in pods)
 

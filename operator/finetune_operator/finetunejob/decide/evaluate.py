@@ -9,6 +9,7 @@ from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.evaluation import EvaluationStatus
 from finetune_operator import names
+from finetune_operator.finetunejob.children import is_suspended
 from finetune_operator.finetunejob.decide import evaluation_result
 from finetune_operator.finetunejob.decide.evaluation_result import InvalidMetricsError
 from finetune_operator.finetunejob.decide.version import wait_for_lost_version
@@ -69,8 +70,9 @@ def _run_in_pod(draft: Draft) -> EvaluationStatus | None:
             _wait(draft, f"{state.failure.message}; the evaluation starts again")
         case step_state.Queued():
             _restore_companions(draft)
-            queueing.report_queue(draft, ConditionType.EVALUATED, "the evaluation", state.job)
-            draft.requeue_after(draft.settings.poll_seconds)
+            _report_queue(draft, state.job)
+        case step_state.Stopping():
+            _wait(draft, f"the evaluation {step_state.describe_stop(draft, state)}")
         case step_state.Starting() | step_state.Blocked() | step_state.Running():
             _restore_companions(draft)
             _follow(draft, state)
@@ -110,8 +112,17 @@ def _start(draft: Draft, state: step_state.Absent) -> None:
         draft.requeue_after(0)
         return
     health.forget_refusal(draft)
-    draft.apply += [evaluation_pod.build_recipe(draft, version), evaluation_pod.build_job(draft, version)]
+    job = evaluation_pod.build_job(draft, version)
+    draft.apply += [evaluation_pod.build_recipe(draft, version), job]
+    if is_suspended(job):
+        _report_queue(draft, job)
+        return
     _wait(draft, "the evaluation pod is starting")
+
+
+def _report_queue(draft: Draft, job: Json) -> None:
+    queueing.report_queue(draft, ConditionType.EVALUATED, "the evaluation", job)
+    draft.requeue_after(draft.settings.poll_seconds)
 
 
 def _wait(draft: Draft, message: str) -> None:

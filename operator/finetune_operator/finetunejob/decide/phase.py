@@ -13,7 +13,7 @@ _WHILE_PREPARING: dict[str, Phase] = {
     ConditionReason.POD_TEMPLATE_INVALID.value: "Pending",
     ConditionReason.SPARK_OPERATOR_MISSING.value: "Pending",
     ConditionReason.SPARK_OPERATOR_FORBIDDEN.value: "Pending",
-    ConditionReason.QUEUED.value: "Pending",
+    ConditionReason.QUEUED.value: "Queued",
     ConditionReason.QUEUE_INADMISSIBLE.value: "Pending",
 }
 # The phase by the reason of Trained, while Trained is not true; Pending for other reasons.
@@ -21,7 +21,7 @@ _WHILE_TRAINING: dict[str, Phase] = {
     ConditionReason.TRAINING.value: "Training",
     ConditionReason.STARTING.value: "Starting",
     ConditionReason.RESTARTING.value: "Starting",
-    ConditionReason.QUEUED.value: "Pending",
+    ConditionReason.QUEUED.value: "Queued",
     ConditionReason.QUEUE_INADMISSIBLE.value: "Pending",
 }
 
@@ -40,10 +40,15 @@ def phase(conditions: Sequence[Condition]) -> Phase:
     if holds(ConditionType.SUSPENDED):
         return "Suspended"
     if holds(ConditionType.TRAINED):
-        is_evaluating = ConditionType.EVALUATED in by_type and not holds(ConditionType.EVALUATED)
-        return "Evaluating" if is_evaluating else "Registering"
+        return _phase_after_training(by_type.get(ConditionType.EVALUATED))
     if holds(ConditionType.PREPARED):
         trained = by_type.get(ConditionType.TRAINED)
         return _WHILE_TRAINING.get(trained.reason, "Pending") if trained else "Pending"
     prepared = by_type.get(ConditionType.PREPARED)
     return _WHILE_PREPARING.get(prepared.reason, "Preparing") if prepared else "Pending"
+
+
+def _phase_after_training(evaluated: Condition | None) -> Phase:
+    if evaluated is None or evaluated.status == "True":
+        return "Registering"
+    return "Queued" if evaluated.reason == ConditionReason.QUEUED else "Evaluating"

@@ -25,6 +25,7 @@ _EXPLANATIONS: dict[Phase, tuple[ConditionType, ...]] = {
     "Training": (ConditionType.TRAINED,),
     "Starting": (ConditionType.TRAINED,),
     "Preparing": (ConditionType.PREPARED,),
+    "Queued": (ConditionType.EVALUATED, ConditionType.TRAINED, ConditionType.PREPARED),
     "Pending": (ConditionType.TRAINED, ConditionType.PREPARED, ConditionType.ACCEPTED),
 }
 # The conditions of the summary that are set in addition to Ready; in other phases, Reconciling or Stalled.
@@ -81,7 +82,7 @@ def _needs_spec_change(job_phase: Phase, explanation: Condition) -> bool:
     In the phases Preparing and Training, pods run, which is progress. Evaluating also covers an evaluation that has not started.
     """
     return (
-        job_phase in ("Pending", "Starting", "Evaluating")
+        job_phase in ("Pending", "Queued", "Starting", "Evaluating")
         and explanation.type in OBSTACLES
         and explanation.reason in _SPEC_CHANGE_REASONS
     )
@@ -102,5 +103,5 @@ def _is_obstacle(job_phase: Phase, item: Condition) -> bool:
     A dry run whose check failed delays only a job that has not started; any other unknown result of a dry run delays nothing.
     """
     if item.type == ConditionType.PODS_ADMITTED and item.status == "Unknown":
-        return job_phase == "Pending" and item.reason == ConditionReason.CHECK_FAILED
+        return job_phase in ("Pending", "Queued") and item.reason == ConditionReason.CHECK_FAILED
     return item.status != "True"

@@ -27,8 +27,11 @@ def record_jobs(draft: Draft) -> Outcome:
     recorded = {
         field: jobs[job_name]["metadata"]["uid"] for field, job_name in job_names.items() if job_name in jobs
     }
+    before = draft.status.jobs or JobUids()
     if "train" in recorded:
         recorded["train_attempt"] = attempt
+        if recorded["train"] != before.train:
+            recorded["train_start_time"] = None
     if recorded:
-        draft.update(jobs=(draft.status.jobs or JobUids()).model_copy(update=recorded))
+        draft.update(jobs=before.model_copy(update=recorded))
     return Continue

@@ -6,9 +6,9 @@ from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.status import ModelStatus
 from finetune_operator import names
-from finetune_operator.finetunejob.children import job_condition
+from finetune_operator.finetunejob.children import is_suspended, job_condition
 from finetune_operator.finetunejob.decide import attempt as attempts
-from finetune_operator.finetunejob.decide import checkpoint, progress, track
+from finetune_operator.finetunejob.decide import checkpoint, eviction, progress, track
 from finetune_operator.finetunejob.draft import device, mistakes
 from finetune_operator.finetunejob.draft.companions import restore_companions
 from finetune_operator.finetunejob.draft.draft import Draft
@@ -53,7 +53,8 @@ def train(draft: Draft) -> Outcome:
         return Stop
     # NB: the pass that created the Job may have ended before it wrote the status.
     _record_start(draft, number)
-    draft.update(nodes=placement.summarize_nodes(state.pods, desired=draft.spec.distributed.nodes))
+    placed_pods = [] if isinstance(state, step_state.Queued) else state.pods
+    draft.update(nodes=placement.summarize_nodes(placed_pods, desired=draft.spec.distributed.nodes))
     device.record_device(draft, pod_state.alive(state.pods))
     checkpoint.record_checkpoint(draft, state.pods)
     return _act_on(draft, number, state)
@@ -71,14 +72,31 @@ def _act_on(draft: Draft, number: int, state: step_state.WithJob) -> Outcome:
         case step_state.Queued():
             _restore_companions(draft)
             draft.poll()
-            queueing.report_queue(draft, ConditionType.TRAINED, f"attempt {number}", state.job)
+            eviction.record_eviction(draft, number, state.job)
+            _report_queue(draft, number, state.job)
+        case step_state.Stopping():
+            # NB: until all pods have stopped, the condition keeps its reason.
+            before = draft.condition(ConditionType.TRAINED)
+            reason = ConditionReason(before.reason) if before else ConditionReason.STARTING
+            message = f"attempt {number} {step_state.describe_stop(draft, state)}"
+            draft.set(ConditionType.TRAINED, False, reason, message)
         case step_state.Starting() | step_state.Blocked() | step_state.Running():
             _restore_companions(draft)
             draft.poll()
+            eviction.record_eviction(draft, number, state.job)
             step_state.report_pods(draft, state)
             probing.complete_gang(draft, state.job, state.pods, state.blockage)
             _follow(draft, number, state)
     return Stop
+
+
+def _report_queue(draft: Draft, number: int, job: Json) -> None:
+    after = (
+        f"; its pods were stopped, and it {checkpoint.describe_start(draft)}"
+        if eviction.has_been_evicted(draft, number)
+        else attempts.cause_of(draft, number - 1)
+    )
+    queueing.report_queue(draft, ConditionType.TRAINED, f"attempt {number}", job, after=after)
 
 
 def _start(draft: Draft, number: int, state: step_state.Absent) -> None:
@@ -110,6 +128,9 @@ def _start(draft: Draft, number: int, state: step_state.Absent) -> None:
     draft.apply += [*gang.build_companions(draft), job]
     nodes = draft.spec.distributed.nodes
     draft.update(nodes=placement.summarize_nodes([], desired=nodes))
+    if is_suspended(job):
+        _report_queue(draft, number, job)
+        return
     starting = "1 pod is starting" if nodes == 1 else f"{nodes} pods are starting"
     if probing.is_probing(job):
         starting = _describe_probe(nodes)

@@ -16,7 +16,6 @@ from finetune_crds.status_parts import JobUsage, Usage
 from finetune_operator.finetunejob import children
 from finetune_operator.finetunejob.draft import device
 from finetune_operator.finetunejob.draft.draft import Draft
-from finetune_operator.finetunejob.pods import pod_state
 
 EARLIER_JOBS = "earlier"
 """The uid of the entry that sums up Jobs that no longer exist."""
@@ -167,7 +166,7 @@ def running_span(pod: Json) -> Span | None:
         return None
     if not children.is_alive(pod):
         return Span(start, _end_time(status) or start)
-    return Span(start, pod_state.find_deletion_request_time(pod))
+    return Span(start, children.find_deletion_request_time(pod))
 
 
 def _end_time(status: Json) -> datetime | None:

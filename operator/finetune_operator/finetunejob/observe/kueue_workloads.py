@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from finetune_crds.base import Json
 from finetune_operator import names
-from finetune_operator.finetunejob.children import has_ended
+from finetune_operator.finetunejob.children import has_ended, is_suspended
 from finetune_operator.finetunejob.model import FineTuneJob, QueueState
 from finetune_operator.finetunejob.observe.background_reads import BackgroundReads, MaxAge, ReadPace
 from finetune_operator.finetunejob.observe.shared_answers import SharedAnswers
@@ -73,7 +73,7 @@ class WorkloadReader:
         )
         job = next((jobs[name] for name in job_names if name in jobs), None)
         queue = queueing.queue_of(job) if job else None
-        if job is None or queue is None or not queueing.is_queued(job) or has_ended(job):
+        if job is None or queue is None or not is_suspended(job) or has_ended(job):
             self.forget(ftj)
             return None
         uid = job["metadata"]["uid"]
@@ -138,8 +138,21 @@ def _by_job(workloads: Sequence[Json]) -> dict[str, _Workload]:
 
 
 def _queue_state(workload: Json) -> QueueState:
-    """The state of a Workload: admitted, or the first condition of its admission that is not true."""
+    """The state of a Workload: admitted, or the first condition of its admission that is not true; and why Kueue evicted it."""
     conditions = {item["type"]: item for item in (workload.get("status") or {}).get("conditions") or []}
+    evicted = conditions.get("Evicted", {})
+    if evicted.get("status") != "True":
+        return _find_admission(workload, conditions)
+    # NB: until the pods have stopped, an evicted Workload keeps its quota and is still admitted.
+    return replace(
+        _find_admission(workload, conditions),
+        admitted=False,
+        eviction_reason=evicted.get("reason", ""),
+        eviction_message=shorten(evicted.get("message", "")),
+    )
+
+
+def _find_admission(workload: Json, conditions: Mapping[str, Json]) -> QueueState:
     # Kueue sets the conditions in this order.
     for kind in ("QuotaReserved", "Admitted"):
         condition = conditions.get(kind)

@@ -125,7 +125,11 @@ def build_job(draft: Draft, attempt: int) -> Json:
             "completions": nodes,
             "parallelism": nodes,
             "backoffLimit": 0,
-            "podFailurePolicy": {"rules": failure_rules(spec.run_policy.fatal_exit_codes)},
+            "podFailurePolicy": {
+                "rules": failure_rules(
+                    spec.run_policy.fatal_exit_codes, has_queue=bool(spec.run_policy.queue_name)
+                )
+            },
             "template": _build_pod_template(draft, attempt),
         },
     }
@@ -134,8 +138,12 @@ def build_job(draft: Draft, attempt: int) -> Json:
     return queueing.enqueue(draft, body)
 
 
-def failure_rules(fatal: list[int]) -> list[Json]:
-    """The podFailurePolicy: every rule fails the whole gang, and the Job's message names the rule that matched."""
+def failure_rules(fatal: list[int], *, has_queue: bool) -> list[Json]:
+    """The podFailurePolicy: every rule fails the whole gang, and the Job's message names the rule that matched.
+
+    NB: without a rule, a failed pod fails the gang too, because of backoffLimit 0. Unlike that limit, a rule also counts pods that a
+    suspension of the Job stopped. Such pods end with EXIT_PREEMPTED, and their Job must keep its place in the queue.
+    """
 
     def on_exit_codes(codes: list[int]) -> Json:
         values = sorted(set(codes))
@@ -144,7 +152,7 @@ def failure_rules(fatal: list[int]) -> list[Json]:
 
     disruption = {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
     # If the user lists EXIT_PREEMPTED as fatal, only the rule of the fatal codes has it.
-    preempted = [] if contract.EXIT_PREEMPTED in fatal else [contract.EXIT_PREEMPTED]
+    preempted = [] if has_queue or contract.EXIT_PREEMPTED in fatal else [contract.EXIT_PREEMPTED]
     code_sets = (preempted, fatal)
     return [disruption, *(on_exit_codes(codes) for codes in code_sets if codes)]
 

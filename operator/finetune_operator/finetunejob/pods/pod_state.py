@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from finetune_crds import contract
 from finetune_crds.base import Json
@@ -168,7 +168,7 @@ def _exit(pod: Json, container: str) -> Exit | None:
             finished_at=terminated.get("finishedAt") or "",
             text=terminated.get("message") or "",
             evicted=evicted,
-            deletion_request_time=find_deletion_request_time(pod),
+            deletion_request_time=children.find_deletion_request_time(pod),
             is_outlived=name == container and _is_outlived(status, failed=bool(terminated.get("exitCode"))),
         )
     if status.get("phase") == "Failed":
@@ -190,16 +190,6 @@ def _exit(pod: Json, container: str) -> Exit | None:
             evicted=evicted,
         )
     return None
-
-
-def find_deletion_request_time(pod: Json) -> datetime | None:
-    """When the deletion of a pod was requested; None if it was not."""
-    meta = pod["metadata"]
-    if "deletionTimestamp" not in meta:
-        return None
-    # NB: the timestamp is the end of the grace period.
-    grace = timedelta(seconds=meta.get("deletionGracePeriodSeconds") or 0)
-    return datetime.fromisoformat(meta["deletionTimestamp"]) - grace
 
 
 def find_deleted_pod(ends: Sequence[Exit]) -> Exit | None:

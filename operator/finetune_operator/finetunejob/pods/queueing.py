@@ -11,6 +11,8 @@ from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.finetunejob.model import QueueState
 from finetune_operator.template_merge import merge
 
+JOB_SUSPENDED = "JobSuspended"
+"""The reason for a suspension that Kueue has not explained, or not yet."""
 # The reasons of a condition while its Job waits in a queue.
 _REASONS = (ConditionReason.QUEUED, ConditionReason.QUEUE_INADMISSIBLE)
 # Kueue's reasons for a Workload that waits for something other than its turn.
@@ -40,11 +42,6 @@ def describe_opt_out(draft: Draft, queue: str) -> str:
     return "remove spec.runPolicy.queueName"
 
 
-def is_queued(job: Json) -> bool:
-    """Whether a batch Job is suspended, and so has no pods, until something starts it."""
-    return bool(job["spec"].get("suspend"))
-
-
 def enqueue(draft: Draft, job: Json) -> Json:
     """The Job; if the FineTuneJob names a queue, suspended in that queue.
 
@@ -57,13 +54,18 @@ def enqueue(draft: Draft, job: Json) -> Json:
     return dict(merge(job, {"metadata": metadata, "spec": {"suspend": True}}))
 
 
-def report_queue(draft: Draft, kind: ConditionType, what: str, job: Json) -> None:
-    """Report why a step with a suspended Job waits. The Job has no pods, so no pod is blocked."""
+def report_queue(draft: Draft, kind: ConditionType, what: str, job: Json, *, after: str = "") -> None:
+    """Report why a step with a suspended Job waits. The Job has no pods, so no pod is blocked.
+
+    Args:
+        after: the end of the sentence, while the Job waits for its turn.
+    """
     before = draft.condition(kind)
     if draft.observed.queue_state is None and before and before.reason in _REASONS:
         # Kueue was not read since the status was written: keep the message.
         return
-    draft.set(kind, False, *_explain_wait(draft, what, job))
+    reason, message = _explain_wait(draft, what, job)
+    draft.set(kind, False, reason, f"{message}{after}" if reason == ConditionReason.QUEUED else message)
     if draft.condition(ConditionType.PODS_HEALTHY):
         draft.set(ConditionType.PODS_HEALTHY, True, ConditionReason.PODS_RUNNING, "no pod is blocked")
 
@@ -78,12 +80,21 @@ def _explain_wait(draft: Draft, what: str, job: Json) -> tuple[ConditionReason, 
     queue_state = draft.observed.queue_state
     check = f"check kubectl get localqueue -n {draft.ftj.namespace}"
     opt_out = describe_opt_out(draft, queue)
-    problem = _find_problem(queue_state, check, opt_out, due=_created(job) + _WORKLOAD_TIMEOUT)
+    due = _find_creation_time(draft, job) + _WORKLOAD_TIMEOUT
+    problem = _find_problem(queue_state, check, opt_out, due=due)
     if problem:
         return ConditionReason.QUEUE_INADMISSIBLE, (
             f"{what} waits, because {describe_queue(draft, queue)} has not admitted Job {name}: {problem}"
         )
     return ConditionReason.QUEUED, f"{what} waits in Kueue's queue {queue}{_describe_progress(queue_state)}"
+
+
+def explain_suspension(draft: Draft, job: Json) -> tuple[str, str]:
+    """The reason why a Job was suspended while it ran, and a sentence about it."""
+    name, queue_state = job["metadata"]["name"], draft.observed.queue_state
+    if queue_state is None or not queue_state.eviction_reason:
+        return JOB_SUSPENDED, f"Job {name} was suspended"
+    return queue_state.eviction_reason, f"Kueue evicted Job {name}: {queue_state.eviction_message}"
 
 
 def _find_problem(queue_state: QueueState | None, check: str, opt_out: str, *, due: datetime) -> str | None:
@@ -132,5 +143,7 @@ def queue_of(job: Json) -> str | None:
     return (job["metadata"].get("labels") or {}).get(names.LABEL_QUEUE)
 
 
-def _created(job: Json) -> datetime:
-    return datetime.fromisoformat(job["metadata"]["creationTimestamp"])
+def _find_creation_time(draft: Draft, job: Json) -> datetime:
+    """When the Job was created; now, for a Job that this pass creates."""
+    created = job["metadata"].get("creationTimestamp")
+    return datetime.fromisoformat(created) if created else draft.now

@@ -15,6 +15,8 @@ from finetune_operator.finetunejob.children import (
     classify_children,
     find_loss_time,
     is_lost,
+    is_suspended,
+    was_stopped_by_suspension,
 )
 from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.finetunejob.pods import health, pod_state, queueing, sidecars
@@ -78,6 +80,17 @@ class _WithJob:
 @dataclass(frozen=True)
 class Queued(_WithJob):
     """The Job is suspended and has no pods: it waits in a queue."""
+
+
+@dataclass(frozen=True)
+class Stopping(_WithJob):
+    """The Job was suspended while it ran, and some of its pods have not stopped. It may have been resumed since.
+
+    Attributes:
+        stopping_pods: the pods that have not stopped.
+    """
+
+    stopping_pods: list[Json]
 
 
 @dataclass(frozen=True)
@@ -155,7 +168,7 @@ class Failed(_WithJob):
 
 
 AtWork = Starting | Blocked | Running
-WithJob = Queued | AtWork | Succeeded | Lost | NodeLost | Failed
+WithJob = Queued | Stopping | AtWork | Succeeded | Lost | NodeLost | Failed
 StepState = Absent | WithJob
 
 
@@ -171,22 +184,28 @@ def classify_step(draft: Draft, step: Step) -> StepState:
         succeeded = [ended for ended in ends if ended.code == 0]
         return Succeeded(job, pods, succeeded) if succeeded else Lost(job, pods)
     condition = sidecars.find_failure(job, pods, step.container, draft.now)
-    if condition is not None:
+    stopping_pods = _find_stopping_pods(job, pods)
+    # NB: a container that fails because the suspension of its Job stops it is not a failure of the Job.
+    if condition or (condition is not None and not stopping_pods):
         return Failed(job, pods, ends, condition, _find_failure(pods, step))
     loss = pod_state.find_loss(pods, draft.now, attempt=step.attempt, ranks_per_node=step.ranks_per_node)
     if loss:
         # NB: a gang that has crashed would crash again elsewhere, so it has failed. The Jobs of other steps retry a crash themselves.
         lost_pods = [pod for pod in pods if is_lost(pod, draft.now)]
-        has_crashed = step.is_gang and pod_state.has_crashed(ends, lost_pods)
+        has_crashed = step.is_gang and not stopping_pods and pod_state.has_crashed(ends, lost_pods)
         return (
             Failed(job, pods, ends, {}, _find_failure(pods, step))
             if has_crashed
             else NodeLost(job, pods, loss)
         )
-    # A Job that is suspended while it runs still has pods, which stop: it is not queued yet.
-    if queueing.is_queued(job) and not pod_state.alive(pods):
-        return Queued(job, pods)
-    return _classify_pods(draft, step, job, pods)
+    if stopping_pods:
+        return Stopping(job, pods, stopping_pods)
+    return Queued(job, pods) if is_suspended(job) else _classify_pods(draft, step, job, pods)
+
+
+def _find_stopping_pods(job: Json, pods: list[Json]) -> list[Json]:
+    """The pods that have not stopped since their Job was suspended."""
+    return [pod for pod in pod_state.alive(pods) if is_suspended(job) or was_stopped_by_suspension(pod, job)]
 
 
 def _classify_pods(draft: Draft, step: Step, job: Json, pods: list[Json]) -> AtWork:
@@ -232,6 +251,14 @@ def report_pods(draft: Draft, state: AtWork) -> None:
     _requeue_at_loss(draft, state.alive)
     if state.failure:
         draft.update(last_failure=state.failure)
+
+
+def describe_stop(draft: Draft, state: Stopping) -> str:
+    """Describe what a step waits for whose pods stop, to follow its name; and requeue the job for when they count as lost."""
+    _requeue_at_loss(draft, state.stopping_pods)
+    draft.poll()
+    _, cause = queueing.explain_suspension(draft, state.job)
+    return f"waits for {pod_state.describe_pods(state.stopping_pods)} to stop: {cause}"
 
 
 def _requeue_at_loss(draft: Draft, alive: list[Json]) -> None:

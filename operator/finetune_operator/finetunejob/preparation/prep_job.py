@@ -8,6 +8,7 @@ from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.finetunejob import FineTuneJobSpec
 from finetune_operator import names
+from finetune_operator.finetunejob.children import is_suspended
 from finetune_operator.finetunejob.draft import pending_run
 from finetune_operator.finetunejob.draft.companions import restore_companions
 from finetune_operator.finetunejob.draft.draft import Draft
@@ -18,6 +19,8 @@ from finetune_operator.finetunejob.preparation.backend import Backend
 from finetune_operator.policy.result import Continue, Outcome, Stop
 
 _CONTAINER = names.PREP_CONTAINER
+# The step in messages.
+_WHAT = "the preparation"
 
 
 class JobBackend(Backend):
@@ -63,8 +66,11 @@ class JobBackend(Backend):
                 draft.requeue_after(draft.settings.poll_seconds)
             case step_state.Queued():
                 _restore_companions(draft)
-                queueing.report_queue(draft, ConditionType.PREPARED, "the preparation", state.job)
+                queueing.report_queue(draft, ConditionType.PREPARED, _WHAT, state.job)
                 draft.poll()
+            case step_state.Stopping():
+                message = f"{_WHAT} {step_state.describe_stop(draft, state)}"
+                draft.set(ConditionType.PREPARED, False, ConditionReason.PREPARING, message)
             case step_state.Starting() | step_state.Blocked() | step_state.Running():
                 _restore_companions(draft)
                 _follow(draft, state)
@@ -87,7 +93,11 @@ class JobBackend(Backend):
             return
         draft.record_start()
         health.forget_refusal(draft)
-        draft.apply += [*_build_companions(draft), _build_job(draft)]
+        job = _build_job(draft)
+        draft.apply += [*_build_companions(draft), job]
+        if is_suspended(job):
+            queueing.report_queue(draft, ConditionType.PREPARED, _WHAT, job)
+            return
         draft.set(ConditionType.PREPARED, False, ConditionReason.PREPARING, "the prep pod is starting")
 
 

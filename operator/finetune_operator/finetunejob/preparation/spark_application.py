@@ -24,7 +24,7 @@ from finetune_operator.finetunejob.draft import pending_run
 from finetune_operator.finetunejob.draft.companions import restore_companions
 from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.finetunejob.model import CustomChildren, FineTuneJob
-from finetune_operator.finetunejob.pods import health, pod_state
+from finetune_operator.finetunejob.pods import health, pod_state, queueing
 from finetune_operator.finetunejob.preparation import (
     driver_pod,
     executors,
@@ -57,7 +57,7 @@ _STATE_DESCRIPTIONS = {
     "Failing": "has failed and is ending",
     "Unknown": "has a state that the spark-operator does not recognize: check the node of its driver",
     "Suspending": "is being suspended by another client",
-    "Suspended": "is suspended by another client, for example a queue",
+    "Suspended": "is suspended by another client",
     "Resuming": "is resuming",
 }
 _OUT_OF_MEMORY = (
@@ -225,7 +225,11 @@ def _follow(
             draft.remove(pod, "Pod")
     alive = pod_state.alive(driver)
     executors.report_executors(draft, alive)
-    if status.state == _NEW:
+    queue = queueing.queue_of(application)
+    if status.state == "Suspended" and queue:
+        message = f"SparkApplication {status.name} waits in Kueue's queue {queue}"
+        draft.set(ConditionType.PREPARED, False, ConditionReason.QUEUED, message)
+    elif status.state == _NEW:
         _report_progress(draft, _describe_wait(draft, status.name, application))
     elif status.state == "Running":
         running = (

@@ -23,8 +23,8 @@ def training(since: datetime | None = NOW, **fields: Any) -> FineTuneJobStatus:
     return status(phase="Training", phase_time=since, attempt=1, **fields)
 
 
-def ended_attempt(number: int, cause: AttemptCause | None) -> EndedAttempt:
-    return EndedAttempt(attempt=number, end_time=NOW, cause=cause)
+def ended_attempt(number: int, cause: AttemptCause | None, *, at: float = 0) -> EndedAttempt:
+    return EndedAttempt(attempt=number, end_time=later(at), cause=cause)
 
 
 def usage(**seconds: tuple[int, int]) -> Usage:
@@ -68,6 +68,19 @@ CASES: dict[str, tuple[FineTuneJobStatus, FineTuneJobStatus, Samples]] = {
             update={"attempt": 3, "attempts": [ended_attempt(1, "NodeLost"), ended_attempt(2, "Failed")]}
         ),
         {"job_restarts_total Failed": 1},
+    ),
+    "an attempt that Kueue evicted again": (
+        training(attempts=[ended_attempt(1, "Preempted")]),
+        status(
+            phase="Queued",
+            attempt=1,
+            attempts=[ended_attempt(1, "Preempted"), ended_attempt(1, "Preempted", at=30)],
+        ),
+        {
+            "job_phase_seconds_count Training": 1,
+            "job_phase_seconds_sum Training": 60,
+            "job_restarts_total Preempted": 1,
+        },
     ),
     "an attempt that an earlier version recorded": (
         training(),

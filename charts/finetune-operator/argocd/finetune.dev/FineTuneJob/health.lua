@@ -4,6 +4,7 @@
 -- change the health and refresh the Application.
 local phases = {
   Pending = { "Progressing", { "Trained", "Prepared", "Accepted" } },
+  Queued = { "Progressing", { "Evaluated", "Trained", "Prepared" } },
   Preparing = { "Progressing", { "Prepared" } },
   Starting = { "Progressing", { "Trained" } },
   Training = { "Progressing", { "Trained" } },

@@ -185,7 +185,10 @@ ANSWERS: dict[str, tuple[FineTuneJob, DryRunAnswer, str | None, list[str], tuple
         FINE,
         "True",
         PREPARES,
-        GOES_ON,
+        (
+            ConditionReason.QUEUED,
+            "the preparation waits in Kueue's queue reserch: kubectl get workloads shows why",
+        ),
     ),
     "the check failed": (NEW, AWAY, "Unknown", [], (ConditionReason.CHECK_FAILED, AWAY.message)),
     "the check failed without a preparation": (

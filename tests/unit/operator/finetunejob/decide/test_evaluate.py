@@ -123,7 +123,7 @@ def test_it_waits_in_the_queue_of_its_job() -> None:
         "the evaluation waits in Kueue's queue gpus at position 2: no quota",
     )
     assert (told(decision), said(decision, ConditionType.READY)) == (waiting, waiting)
-    assert (decision.status.phase, decision.requeue_seconds) == ("Evaluating", 5.0)
+    assert (decision.status.phase, decision.requeue_seconds) == ("Queued", 5.0)
 
 
 def told(decision: Decision) -> tuple[str, str, str] | None:

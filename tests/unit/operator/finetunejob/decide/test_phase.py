@@ -26,6 +26,8 @@ STARTING = condition(ConditionType.TRAINED, "False", ConditionReason.STARTING)
 RESTARTING = condition(ConditionType.TRAINED, "False", ConditionReason.RESTARTING)
 SUSPENDED = condition(ConditionType.SUSPENDED, "True", ConditionReason.SUSPENDED)
 QUEUED = condition(ConditionType.TRAINED, "False", ConditionReason.QUEUED)
+QUEUED_BEFORE = condition(ConditionType.PREPARED, "False", ConditionReason.QUEUED)
+QUEUED_AFTER = condition(ConditionType.EVALUATED, "False", ConditionReason.QUEUED)
 INADMISSIBLE = condition(ConditionType.TRAINED, "False", ConditionReason.QUEUE_INADMISSIBLE)
 EVALUATING = condition(ConditionType.EVALUATED, "False", ConditionReason.EVALUATING)
 RESUMED = condition(ConditionType.SUSPENDED, "False", ConditionReason.RESUMED)
@@ -36,7 +38,9 @@ PHASES: dict[str, tuple[list[Condition], str]] = {
     "preparing": ([ACCEPTED, PREPARING], "Preparing"),
     "another job prepares the same": ([ACCEPTED, WAITING], "Pending"),
     "prepared": ([ACCEPTED, PREPARED], "Pending"),
-    "queued": ([PREPARED, QUEUED], "Pending"),
+    "the preparation is queued": ([QUEUED_BEFORE], "Queued"),
+    "the training is queued": ([PREPARED, QUEUED], "Queued"),
+    "the evaluation is queued": ([PREPARED, TRAINED, QUEUED_AFTER], "Queued"),
     "in a queue that does not exist": ([PREPARED, INADMISSIBLE], "Pending"),
     "starting": ([PREPARED, STARTING], "Starting"),
     "training": ([PREPARED, TRAINING], "Training"),

@@ -67,6 +67,33 @@ SAID: dict[str, tuple[list[Json], QueueState]] = {
         [workload(RESERVED, admissionChecks=[CHECK, {"name": "done", "state": "Ready"}])],
         QueueState(message=CHECKING),
     ),
+    "evicted": (
+        [workload(FULL, ("Evicted", "True", "Preempted", "Preempted to accommodate a workload"))],
+        QueueState(
+            reason="Pending",
+            message="insufficient unused quota",
+            eviction_reason="Preempted",
+            eviction_message="Preempted to accommodate a workload",
+        ),
+    ),
+    "evicted, and its pods still stop": (
+        [
+            workload(
+                RESERVED,
+                ("Admitted", "True", "Admitted", "ok"),
+                ("Evicted", "True", "Preempted", "for another"),
+            )
+        ],
+        QueueState(eviction_reason="Preempted", eviction_message="for another"),
+    ),
+    "admitted after an eviction": (
+        [
+            workload(
+                RESERVED, ("Admitted", "True", "Admitted", "ok"), ("Evicted", "False", "QuotaReserved", "ok")
+            )
+        ],
+        QueueState(admitted=True),
+    ),
     "admitted": (
         [workload(RESERVED, ("Admitted", "True", "Admitted", "The workload is admitted"))],
         QueueState(admitted=True),

@@ -99,10 +99,6 @@ EXPECTED: Json = {
                 {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
                 {
                     "action": "FailJob",
-                    "onExitCodes": {"containerName": "trainer", "operator": "In", "values": [75]},
-                },
-                {
-                    "action": "FailJob",
                     "onExitCodes": {"containerName": "trainer", "operator": "In", "values": [64, 65]},
                 },
             ]

@@ -110,7 +110,7 @@ def test_waiting(queue_state: QueueState | None, seconds: float, reason: str, me
     decision = conclude(ftj(running()), observed(suspended(), queue_state=queue_state), at=later(seconds))
     assert said(decision, ConditionType.TRAINED) == ("False", reason, message)
     assert said(decision, ConditionType.READY) == ("False", reason, message)
-    assert decision.status.phase == "Pending"
+    assert decision.status.phase == ("Queued" if reason == ConditionReason.QUEUED else "Pending")
     assert decision.requeue_seconds is not None
     assert 5 <= decision.requeue_seconds <= 15
 
@@ -126,7 +126,7 @@ def test_a_preparation_waits_in_the_queue_of_its_job() -> None:
     decision = conclude(of, observed(waiting, queue_state=QueueState(message="no quota", position=2)))
     message = "the preparation waits in Kueue's queue gpus at position 2: no quota"
     assert said(decision, ConditionType.PREPARED) == ("False", ConditionReason.QUEUED, message)
-    assert decision.status.phase == "Pending"
+    assert decision.status.phase == "Queued"
     assert decision.requeue_seconds is not None
     assert 5 <= decision.requeue_seconds <= 15
 
@@ -157,7 +157,8 @@ def test_a_gang_that_kueue_preempts_is_told_about_until_its_pods_have_stopped() 
         suspended(), pods=[pod(JOB, 0)], queue_state=QueueState(reason="Pending", message="preempted")
     )
     reported = said(conclude(ftj(running()), observation, at=later(60)), ConditionType.TRAINED)
-    assert reported == ("False", ConditionReason.STARTING, "attempt 1: 1 of 2 pods are ready")
+    message = "attempt 1 waits for pod tune-train-1-0-abcde to stop: Job tune-train-1 was suspended"
+    assert reported == ("False", ConditionReason.TRAINING, message)
 
 
 def test_what_blocked_pods_before_they_went_is_forgotten() -> None:

@@ -23,6 +23,7 @@ from finetune_operator.finetunejob.pods.step_state import (
     Starting,
     Step,
     StepState,
+    Stopping,
     Succeeded,
 )
 from fixtures.operator_in_memory.decisions import (
@@ -38,6 +39,7 @@ from fixtures.operator_in_memory.decisions import (
     observed,
     on_unready_node,
     pod,
+    stamped,
 )
 
 Json = dict[str, Any]
@@ -65,6 +67,23 @@ def suspended(job: Json) -> Json:
     return {**job, "spec": {**job["spec"], "suspend": True}}
 
 
+def resumed(job: Json) -> Json:
+    """The same Job, whose pods were started again 20 s after NOW."""
+    return {**job, "status": {**job["status"], "startTime": stamped(20)}}
+
+
+def outlived(body: Json) -> Json:
+    """The same pod, in which another container still runs."""
+    statuses = [*body["status"]["containerStatuses"], {"name": "mesh", "state": {"running": {}}}]
+    return {**body, "status": {**body["status"], "phase": "Running", "containerStatuses": statuses}}
+
+
+def _name_pods(state: Succeeded | Stopping) -> list[str]:
+    if isinstance(state, Stopping):
+        return [body["metadata"]["name"] for body in state.stopping_pods]
+    return [item.pod for item in state.ends]
+
+
 def cause(state: StepState) -> Any:
     """What a state says of its cause: of stale children, blockages, ends and failures."""
     match state:
@@ -74,8 +93,8 @@ def cause(state: StepState) -> Any:
             blockage = state.blockage
             failure = state.failure.message if state.failure else None
             return state.ready, (blockage.reason, blockage.message) if blockage else None, failure
-        case Succeeded():
-            return [item.pod for item in state.ends]
+        case Succeeded() | Stopping():
+            return _name_pods(state)
         case NodeLost():
             loss = state.failure
             return loss.pod, loss.node, loss.rank, loss.reason, loss.message
@@ -99,8 +118,32 @@ STATES: dict[str, tuple[Step, Observed, type, Any]] = {
     "in a queue, and pods still stop": (
         GANG,
         observed(suspended(child(TRAIN)), pods=[pod(TRAIN)]),
+        Stopping,
+        ["tune-train-1-0-abcde"],
+    ),
+    "resumed, and a pod of before still stops": (
+        GANG,
+        observed(resumed(child(TRAIN)), pods=[deleted_at(10, pod(TRAIN, 0)), pod(TRAIN, 1)]),
+        Stopping,
+        ["tune-train-1-0-abcde"],
+    ),
+    "resumed, and the pods of before have stopped": (
+        GANG,
+        observed(resumed(child(TRAIN)), pods=[deleted_at(10, ended(TRAIN, 0, 75)), pod(TRAIN, 1)]),
         Starting,
         (1, None, None),
+    ),
+    "a container that was stopped with its suspended Job, and another one that still runs": (
+        GANG,
+        observed(suspended(child(TRAIN)), pods=[deleted_at(10, outlived(ended(TRAIN, 0, 1)))]),
+        Stopping,
+        ["tune-train-1-0-abcde"],
+    ),
+    "a suspended preparation that still stops": (
+        RETRIED,
+        observed(suspended(child(PREP)), pods=[prep_pod()]),
+        Stopping,
+        ["tune-prep-0-abcde"],
     ),
     "no pod yet": (RETRIED, observed(child(PREP)), Starting, (0, None, None)),
     "one of two pods": (GANG, observed(child(TRAIN), pods=[pod(TRAIN, 0)]), Starting, (1, None, None)),
@@ -276,6 +319,21 @@ STATES: dict[str, tuple[Step, Observed, type, Any]] = {
         observed(suspended(child(TRAIN)), pods=[lost(pod(TRAIN, 1, node="n"))]),
         NodeLost,
         ("tune-train-1-1-abcde", "n", 1, "NodeLost", f"pod tune-train-1-1-abcde {LEFT.format('n')}"),
+    ),
+    "a lost pod of a gang that Kueue stopped, and a pod that ended with a code of its own": (
+        GANG,
+        observed(
+            suspended(child(TRAIN)),
+            pods=[deleted_at(-200, ended(TRAIN, 0, 1)), deleted_at(-200, pod(TRAIN, 1, node="n"))],
+        ),
+        NodeLost,
+        (
+            "tune-train-1-1-abcde",
+            "n",
+            1,
+            "NodeLost",
+            f"pod tune-train-1-1-abcde {LEFT.format('n').replace('is not ready', 'did not stop the pod within its grace period')}",
+        ),
     ),
     "an earlier Job with a lost pod alone": (
         RETRIED,

@@ -1,0 +1,66 @@
+"""Records in the status that an attempt was evicted from its queue: its Job was suspended, and its pods stopped.
+
+Kueue resumes the same Job later, and the attempt goes on with other pods. This does not count as a restart.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from finetune_crds.base import Json
+from finetune_crds.status import LastFailure
+from finetune_operator.finetunejob.children import find_deletion_request_time, find_owner, find_start_time
+from finetune_operator.finetunejob.decide import attempt_history, checkpoint
+from finetune_operator.finetunejob.draft.draft import Draft
+from finetune_operator.finetunejob.pods import gang, pod_state, queueing
+
+
+def record_eviction(draft: Draft, number: int, job: Json) -> None:
+    """Record when the pods of an attempt started and, after Kueue stopped them, that they ended.
+
+    NB: each admission gives the Job another start time. If the Job no longer has the start time in the status, the pods that started then
+    were stopped. Pods that start and stop while the operator is down are not recorded.
+    """
+    _explain_last_end(draft, number, job)
+    jobs, start_time = draft.status.jobs, find_start_time(job)
+    if jobs is None or jobs.train_start_time == start_time or not queueing.queue_of(job):
+        return
+    if jobs.train_start_time is not None:
+        _record_end(draft, number, job, jobs.train_start_time)
+    draft.update(jobs=jobs.model_copy(update={"train_start_time": start_time}))
+
+
+def _record_end(draft: Draft, number: int, job: Json, started_at: datetime) -> None:
+    reason, message = queueing.explain_suspension(draft, job)
+    stopped_pods = [pod for pod in draft.observed.pods if _was_stopped_since(pod, job, started_at)]
+    checkpoint.record_checkpoint(draft, stopped_pods)
+    ended = pod_state.first_failure(stopped_pods, gang.CONTAINER, number) or LastFailure(attempt=number)
+    step = draft.status.checkpoint.step if draft.status.checkpoint else None
+    attempt_history.record_end(
+        draft,
+        ended.model_copy(update={"reason": reason, "message": message, "checkpoint_step": step}),
+        "Preempted",
+    )
+
+
+def _explain_last_end(draft: Draft, number: int, job: Json) -> None:
+    """Add Kueue's explanation to the last entry of an attempt: the pods may have stopped before Kueue was read."""
+    ends = draft.status.attempts or []
+    if not ends or ends[-1].attempt != number or ends[-1].reason != queueing.JOB_SUSPENDED:
+        return
+    reason, message = queueing.explain_suspension(draft, job)
+    if reason != queueing.JOB_SUSPENDED:
+        explained = ends[-1].model_copy(update={"reason": reason, "message": message})
+        draft.update(attempts=[*ends[:-1], explained])
+
+
+def _was_stopped_since(pod: Json, job: Json, since: datetime) -> bool:
+    request_time = find_deletion_request_time(pod)
+    meta = job["metadata"]
+    is_of_job = find_owner("Pod", pod) == (meta["namespace"], meta["uid"])
+    return is_of_job and request_time is not None and request_time >= since
+
+
+def has_been_evicted(draft: Draft, number: int) -> bool:
+    """Whether Kueue has stopped pods of an attempt that has not ended itself."""
+    return any(item.attempt == number for item in draft.status.attempts or [])

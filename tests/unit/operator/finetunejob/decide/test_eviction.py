@@ -1,0 +1,246 @@
+"""An attempt whose Job Kueue suspends and resumes: the same attempt goes on with other pods."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from finetune_crds import contract
+from finetune_crds.conditions import ConditionReason, ConditionType
+from finetune_crds.contract import PodError, TerminationMessage
+from finetune_crds.status import EndedAttempt, FineTuneJobStatus
+from finetune_operator.finetunejob.model import FineTuneJob, QueueState
+from fixtures.operator_in_memory.decisions import (
+    child,
+    conclude,
+    deleted_at,
+    ended,
+    ftj,
+    later,
+    observed,
+    pod,
+    running,
+    said,
+    stamped,
+)
+
+Json = dict[str, Any]
+JOB = "tune-train-1"
+CHECKPOINT: Json = {"uri": "s3://runs/tune"}
+EVICTED = QueueState(
+    reason="Pending",
+    message="no quota",
+    position=1,
+    eviction_reason="Preempted",
+    eviction_message="Preempted to accommodate a workload",
+)
+SAVED = TerminationMessage(
+    checkpoint_step=40, error=PodError(reason="Preempted", message="stopped by SIGTERM")
+)
+
+
+def queued(*, start: float | None = None, condition: str = "", name: str = JOB) -> Json:
+    """A Job in a queue: suspended, or started so many seconds after NOW. `condition`: of its condition Suspended."""
+    body = child(name, creationTimestamp=stamped(0))
+    body["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = "gpus"
+    body["spec"]["suspend"] = start is None and condition != "True"
+    if start is not None:
+        body["status"]["startTime"] = stamped(start)
+    if condition:
+        body["status"]["conditions"] = [{"type": "Suspended", "status": condition}]
+    return body
+
+
+def gang(*, name: str = "new") -> list[Json]:
+    return [
+        {**body, "metadata": body["metadata"] | {"name": f"{name}-{rank}"}}
+        for rank, body in enumerate((pod(JOB, 0), pod(JOB, 1)))
+    ]
+
+
+def saved(at: float) -> list[Json]:
+    """The pods that stopped because somebody requested their deletion so many seconds after NOW."""
+    return [deleted_at(at, ended(JOB, rank, 75, SAVED, at=int(at) + 9, node=f"n{rank}")) for rank in (0, 1)]
+
+
+def of(status: FineTuneJobStatus) -> FineTuneJob:
+    return ftj(status, runPolicy={"queueName": "gpus"}, checkpoint=CHECKPOINT)
+
+
+def ends(status: FineTuneJobStatus) -> list[tuple[int, str | None, str | None, int | None, int | None]]:
+    return [
+        (item.attempt, item.cause, item.reason, item.exit_code, item.checkpoint_step)
+        for item in status.attempts or []
+    ]
+
+
+def started(at: float = 60) -> FineTuneJobStatus:
+    """The status of an attempt whose pods run."""
+    return conclude(of(running()), observed(queued(start=at), pods=gang(name="old")), at=later(at + 5)).status
+
+
+def test_an_attempt_that_kueue_evicts_is_recorded_and_keeps_its_number() -> None:
+    decision = conclude(
+        of(started()), observed(queued(), pods=saved(100), queue_state=EVICTED), at=later(120)
+    )
+    status = decision.status
+    assert status.attempts == [
+        EndedAttempt(
+            attempt=1,
+            end_time=later(120),
+            cause="Preempted",
+            reason="Preempted",
+            exit_code=75,
+            pod="tune-train-1-0-abcde",
+            node="n0",
+            checkpoint_step=40,
+            message="Kueue evicted Job tune-train-1: Preempted to accommodate a workload",
+        )
+    ]
+    assert (status.phase, status.attempt, status.restarts, status.last_failure) == ("Queued", 1, 0, None)
+    assert status.nodes is not None
+    assert (status.nodes.summary, status.nodes.pods) == ("0/2", None)
+    assert decision.delete == ()
+    assert said(decision, ConditionType.TRAINED) == (
+        "False",
+        ConditionReason.QUEUED,
+        "attempt 1 waits in Kueue's queue gpus at position 1: no quota; its pods were stopped, and it resumes from the newest checkpoint",
+    )
+
+
+def test_an_older_kubernetes_keeps_the_start_time_of_a_suspended_job() -> None:
+    job = queued()
+    job["status"]["startTime"] = stamped(60)
+    status = conclude(of(started()), observed(job, pods=saved(100)), at=later(120)).status
+    assert ends(status) == [(1, "Preempted", "JobSuspended", 75, 40)]
+
+
+def test_pods_of_before_are_no_failure_until_the_job_controller_has_started_new_ones() -> None:
+    job = queued(start=60, condition="True")
+    decision = conclude(of(started()), observed(job, pods=saved(100)), at=later(120))
+    reported = said(decision, ConditionType.TRAINED)
+    assert reported == ("False", ConditionReason.STARTING, "attempt 1: 0 of 2 pods are ready")
+    assert ends(decision.status) == [(1, "Preempted", "JobSuspended", 75, 40)]
+
+
+def test_an_eviction_is_recorded_once() -> None:
+    status = started()
+    observation = observed(queued(), pods=saved(100), queue_state=EVICTED)
+    first = conclude(of(status), observation, at=later(120)).status
+    assert conclude(of(first), observation, at=later(130)).status == first
+
+
+def test_why_kueue_evicted_an_attempt_may_be_known_later() -> None:
+    unexplained = conclude(of(started()), observed(queued(), pods=saved(100)), at=later(120)).status
+    assert ends(unexplained) == [(1, "Preempted", "JobSuspended", 75, 40)]
+    explained = conclude(of(unexplained), observed(queued(), queue_state=EVICTED), at=later(125)).status
+    assert ends(explained) == [(1, "Preempted", "Preempted", 75, 40)]
+    assert [item.message for item in explained.attempts or []] == [
+        "Kueue evicted Job tune-train-1: Preempted to accommodate a workload"
+    ]
+
+
+def test_each_eviction_of_an_attempt_is_recorded() -> None:
+    status = conclude(of(started()), observed(queued(), pods=saved(100)), at=later(120)).status
+    again = observed(queued(start=200, condition="False"), pods=[*saved(100), *gang()])
+    status = conclude(of(status), again, at=later(205)).status
+    assert (status.phase, ends(status)) == ("Training", [(1, "Preempted", "JobSuspended", 75, 40)])
+    status = conclude(of(status), observed(queued(), pods=saved(100)), at=later(300)).status
+    assert ends(status) == [
+        (1, "Preempted", "JobSuspended", 75, 40),
+        (1, "Preempted", "JobSuspended", None, 40),
+    ]
+
+
+def test_pods_of_before_an_eviction_do_not_count_as_pods_of_the_attempt() -> None:
+    decision = conclude(
+        of(started()),
+        observed(queued(start=200, condition="False"), pods=[*saved(100), *gang()]),
+        at=later(205),
+    )
+    assert said(decision, ConditionType.TRAINED) == (
+        "False",
+        ConditionReason.TRAINING,
+        "attempt 1 runs on 2 pods; kubectl logs job/tune-train-1 shows its progress",
+    )
+    # The operator was down while the Job was suspended.
+    assert ends(decision.status) == [(1, "Preempted", "JobSuspended", 75, 40)]
+
+
+def test_a_failure_after_an_eviction_is_that_of_the_new_pods() -> None:
+    crash = ended(JOB, 0, 1, "Traceback\nValueError: it broke", at=230)
+    failed = queued(start=200, condition="False")
+    failed["status"]["conditions"].append(
+        {"type": "Failed", "status": "True", "reason": "BackoffLimitExceeded"}
+    )
+    decision = conclude(of(started()), observed(failed, pods=[*saved(100), crash]), at=later(240))
+    assert decision.status.last_failure is not None
+    assert (decision.status.last_failure.exit_code, decision.status.restarts) == (1, 1)
+
+
+STOPPING: dict[str, Json] = {
+    "suspended": queued(condition=""),
+    "resumed, and the Job controller has not seen it": queued(condition="True"),
+    "resumed": queued(start=101, condition="False"),
+}
+
+
+@pytest.mark.parametrize("job", STOPPING.values(), ids=STOPPING)
+def test_an_evicted_attempt_waits_for_its_pods_to_stop(job: Json) -> None:
+    before = started()
+    stopping = [deleted_at(100, body) for body in gang(name="old")]
+    decision = conclude(of(before), observed(job, pods=stopping, queue_state=EVICTED), at=later(110))
+    assert said(decision, ConditionType.TRAINED) == (
+        "False",
+        ConditionReason.TRAINING,
+        "attempt 1 waits for pod old-0 and 1 more to stop: Kueue evicted Job tune-train-1: Preempted to accommodate a workload",
+    )
+    assert decision.status.phase == "Training"
+    assert decision.status.attempts is None
+
+
+def test_a_container_that_ends_while_the_job_is_suspended_is_no_failure() -> None:
+    stopping = []
+    for rank in (0, 1):
+        body = deleted_at(100, ended(JOB, rank, 1, at=101))
+        body["status"]["phase"] = "Running"
+        body["status"]["containerStatuses"].append({"name": "mesh", "state": {"running": {}}})
+        stopping.append(body)
+    decision = conclude(of(started()), observed(queued(), pods=stopping), at=later(110))
+    assert (decision.status.attempt, decision.status.attempts, decision.delete) == (1, None, ())
+
+
+def test_the_start_of_an_earlier_attempt_is_forgotten() -> None:
+    second = queued(name="tune-train-2")
+    before = started().model_copy(update={"attempt": 2})
+    status = conclude(of(before), observed(second), at=later(120)).status
+    assert status.jobs is not None
+    assert (status.jobs.train_start_time, status.attempts) == (None, None)
+
+
+def test_without_a_queue_the_start_of_pods_is_not_recorded() -> None:
+    job = child(JOB, creationTimestamp=stamped(0))
+    job["status"]["startTime"] = stamped(1)
+    status = conclude(ftj(running()), observed(job, pods=gang()), at=later(5)).status
+    assert status.jobs is not None
+    assert status.jobs.train_start_time is None
+
+
+def test_a_suspension_does_not_match_a_rule_of_the_failure_policy() -> None:
+    """Kubernetes fails a suspended Job if a stopped pod matches a rule, and the next Job would be the last in the queue."""
+    (job,) = (body for body in conclude(of(running())).apply if body["kind"] == "Job")
+    rules = job["spec"]["podFailurePolicy"]["rules"]
+    codes = [code for rule in rules for code in rule.get("onExitCodes", {}).get("values", [])]
+    assert contract.EXIT_PREEMPTED not in codes
+    assert codes == [64, 65]
+
+
+def test_a_job_that_is_created_in_a_queue_is_queued_at_once() -> None:
+    decision = conclude(of(running()))
+    assert decision.status.phase == "Queued"
+    assert said(decision, ConditionType.TRAINED) == (
+        "False",
+        ConditionReason.QUEUED,
+        "attempt 1 waits in Kueue's queue gpus: kubectl get workloads shows why",
+    )
