@@ -45,7 +45,7 @@ PROGRAMS_trainer := versitygw fake-gcs-server
 PROGRAMS_integration := kube kubectl helm registry kstatus argocd prometheus promtool
 PROGRAMS_oldest := kube-oldest $(filter-out kube kubectl,$(PROGRAMS_integration))
 PROGRAMS_e2e := $(PROGRAMS_demo) registry argocd
-PROGRAMS_long := kube kubectl
+PROGRAMS_long := kube kubectl kueue
 PROGRAMS_bench-operator := kube kubectl jobset
 # A cluster that is made elsewhere brings its own Kubernetes.
 PROGRAMS_demo := kubectl helm versitygw $(if $(filter local,$(or $(CLUSTER),$(if $(filter 0,$(shell id -u)),local))),kube pause)

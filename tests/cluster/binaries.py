@@ -36,6 +36,8 @@ ARGOCD_MODULE = PACKAGE / "go-argocd"
 ACTIONLINT_MODULE = PACKAGE / "go-actionlint"
 JOBSET = "sigs.k8s.io/jobset"
 JOBSET_MODULE = PACKAGE / "go-jobset"
+KUEUE = "sigs.k8s.io/kueue"
+KUEUE_MODULE = PACKAGE / "go-kueue"
 PROMETHEUS_MODULE = PACKAGE / "go-prometheus"
 KUBE_NAMES = (
     "etcd",
@@ -159,6 +161,15 @@ PROGRAMS = {
             2,
             module=JOBSET_MODULE,
             copied_module=JOBSET,
+            copied_folders=("config/components/crd/bases",),
+        ),
+        Program(
+            "kueue",
+            "./kueue",
+            "Kueue 0.19",
+            4,
+            module=KUEUE_MODULE,
+            copied_module=KUEUE,
             copied_folders=("config/components/crd/bases",),
         ),
     )

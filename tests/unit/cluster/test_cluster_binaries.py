@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from cluster import binaries
+from cluster.crds import KUEUE_WORKLOADS
 from cluster.paths import ClusterError
 
 
@@ -29,6 +30,10 @@ def test_go_modules_agree_on_the_version() -> None:
     jobset = (binaries.JOBSET_MODULE / "go.mod").read_text()
     version = binaries.PROGRAMS["jobset"].title.removeprefix("JobSet ")
     assert f"{binaries.JOBSET} v{version}." in jobset
+    kueue = (binaries.KUEUE_MODULE / "go.mod").read_text()
+    version = binaries.PROGRAMS["kueue"].title.removeprefix("Kueue ")
+    assert f"{binaries.KUEUE} v{version}." in kueue
+    assert f"{KUEUE_WORKLOADS.module} {KUEUE_WORKLOADS.version}\n" in kueue
 
 
 def test_a_peer_that_is_measured_is_compiled_with_inlining() -> None:
