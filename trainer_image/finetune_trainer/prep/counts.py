@@ -25,7 +25,7 @@ class Counts:
     redacted: replaced values, by kind; None if the recipe redacts nothing.
     shared: examples that share words with an evaluation set, by evaluation set.
     lengths: examples in each bin of `report.lengths`: first before maxTokens and limit, then in the table.
-    near: the near duplicates; None if they were not searched.
+    near: the near duplicates; None if they were not searched for.
     weighed: rows with the field that data.columns.messageWeight names; None if it names no field.
     learned: examples with a token that the loss covers.
     samples: beginnings of some dropped examples, by step.

@@ -26,7 +26,7 @@ from finetune_trainer.prep.spark.progress import describe
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# The tracking URI of the workspace in which this code runs; MLflow's client finds its login itself.
+# The tracking URI of the workspace in which this code runs; MLflow's client itself finds the login.
 _WORKSPACE = "databricks"
 
 
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     def write_report(code: int, message: TerminationMessage | None) -> None:
         nonlocal reported_error
         report = RunReport(exit_code=code, message=message or TerminationMessage())
-        # NB: a volume has no rename. A truncated report is not valid JSON and is ignored.
+        # NB: a volume has no rename, so the operator may read a truncated report. It is not valid JSON, and is ignored.
         (folder / contract.REPORT_FILE).write_text(
             report.model_dump_json(by_alias=True, exclude_none=True), encoding="utf-8"
         )
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     code = exit_status.run(lambda: _prepare(folder, options.mlflow_run), write_report)
     if code:
-        # NB: Databricks treats every exit code as a crash.
+        # NB: Databricks treats every exit code as a crash; an exception also tells it the reason.
         raise PreparationFailedError(reported_error or f"the preparation ended with exit code {code}")
 
 

@@ -71,7 +71,7 @@ class Step:
     Attributes:
         name: the name of the step in the result and in the report; None if the step drops no rows.
         apply: adds the step to the Spark plan.
-        counter: returns how many rows the step dropped; the argument is the number of rows that reached it.
+        counter: returns how many rows the step dropped; the argument is the number of rows that reached the step.
         sample: returns the beginnings of some rows that the step dropped.
     """
 
@@ -107,7 +107,8 @@ class Funnel:
         self._progress, self._kept_frames = progress, kept_frames
         self._columns = find_table_columns(recipe.data)
         self._token_columns = token_columns(self._columns)
-        # How many dropped rows the report shows for each step: no rows of the source if values in them are to be redacted.
+        # How many dropped rows the report shows for each step. If the recipe redacts values, a step before the redaction shows none:
+        # its rows still have the values.
         self._sample_count = plan.prepare.report_samples
         self._source_sample_count = 0 if plan.prepare.redact else self._sample_count
         self._counters: dict[str, Counter] = {}

@@ -159,9 +159,9 @@ def find_own_result(table_versions: Sequence[Version], recipe: Recipe, path: str
 def find_reusable_result(
     spark: SparkSession, table_versions: Sequence[Version], recipe: Recipe, path: str, digest: str
 ) -> PrepResult | None:
-    """Return the newest result with the same rows that a job of the namespace committed, if it can still be read.
+    """Return the newest result with this digest that a job of the namespace committed and that can still be read.
 
-    `written_by` of the result is the name of the other job, or None if it was this job.
+    `written_by` of the result is the name of the job that committed it, or None if this job did.
 
     Args:
         digest: the digest of the rows, see `identity.digest`.

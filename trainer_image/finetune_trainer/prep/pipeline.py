@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from finetune_trainer.prep.steps.decontaminate import EvaluationSet
 
 
-# Maximum time to wait at the end until the MLflow run has the last progress: it delays the start of training.
+# Maximum time to wait at the end until the MLflow run has the last progress: the wait delays the start of training.
 _MLFLOW_CLOSE_TIMEOUT_SECONDS = 5.0
 
 
@@ -50,7 +50,7 @@ def run(
     """Run the preparation of a recipe in a new Spark session.
 
     Args:
-        reports: folder for the report. It is logged to the MLflow run, if there is one.
+        reports: folder for the report, which is also logged to the MLflow run, if there is one.
         show: shows the progress. Default: in the MLflow run, if there is one.
 
     Raises:
@@ -125,7 +125,7 @@ def prepare(
 def _find_reusable_result(
     spark: SparkSession, recipe: Recipe, request: Request, versions: list[output.Version], digest: str
 ) -> PrepResult | None:
-    """Return the result with the same rows that a job wrote, if there is one and the recipe allows its use."""
+    """Return the result of a job that wrote the same rows, if there is one and the recipe allows its use."""
     if request.prepare.reuse == "Never":
         return None
     result = output.find_reusable_result(spark, versions, recipe, request.prepare.output, digest)

@@ -145,7 +145,8 @@ def build_plan(recipe: Recipe, conversations: Mapping[str, tuple[str, ...]] | No
             None: the source has not been read yet.
 
     Raises:
-        RecipeRefusedError: as `build_request`; or the recipe has fields for text, and the columns hold conversations.
+        RecipeRefusedError: as `build_request`; or the recipe has fields for text and the columns hold conversations; or the recipe
+            has onTemplateError: Drop, and no template can fail.
         DataError: messages do not have the field with their weight.
     """
     request, columns = build_request(recipe), recipe.data.columns
@@ -212,7 +213,7 @@ def _build_form(
     required = tuple(name for name in (columns.text, columns.prompt, columns.response) if name is not None)
     rendered = _build_templates(required, prepare)
     content = tuple(dict.fromkeys(column for template in rendered.values() for column in template.columns))
-    # Templates may name no columns: then the columns of the example decide.
+    # Templates may name no columns: then the columns of the example are the content.
     return Form(
         required=required,
         content=content or required,
@@ -229,7 +230,7 @@ def _build_preference_form(
     prepare: Prepare,
     conversations: Mapping[str, tuple[str, ...]] | None,
 ) -> Form:
-    """Build the form of a prompt with two answers, or with one answer and its label. A template renders only the prompt."""
+    """Build the form of a prompt with two answers, or with one answer and its label. Only the prompt may have a template."""
     carried_fields = conversations or {}
     lists = tuple(name for name in (prompt, *answers.values()) if name in carried_fields)
     refusals = [

@@ -73,7 +73,7 @@ def with_place(frame: DataFrame) -> DataFrame:
 
 
 def _find_first(select_refused: Callable[[], DataFrame], sources: Mapping[str, Corpus]) -> DataError | None:
-    """Return the error of the first refused row, with its place; None if Spark does not report the place."""
+    """Return the error of the first refused row, with its place; None if the row or its place is not found."""
     try:
         row = select_refused().head()
         error = find_error(str(row[REFUSAL])) if row else None

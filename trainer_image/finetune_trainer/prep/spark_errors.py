@@ -65,7 +65,7 @@ _UNREACHABLE_CLASSES = (
     "java.net.UnknownHostException",
     "java.net.SocketTimeoutException",
 )
-# The exception of an aborted Spark job, and the failure of a task in its message.
+# The exception of an aborted Spark job, and what its message says of a task that lost its executor.
 _ABORTED_CLASS = "org.apache.spark.SparkException"
 _EXECUTOR_LOST = "ExecutorLostFailure"
 
@@ -82,7 +82,7 @@ def translate_errors(request: Request) -> Iterator[None]:
     """Translate exceptions of the JVM with a known cause into errors of the pod.
 
     Raises:
-        DataError: the filter fails on a row, a file is invalid, or a bucket is missing or not accessible.
+        DataError: a row is refused, the filter fails on a row, a file or column cannot be read, or a bucket is missing or not accessible.
         TrainingError: the storage does not respond, the disk is full, or Spark aborted a job.
     """
     try:
@@ -120,7 +120,7 @@ def translate_errors(request: Request) -> Iterator[None]:
 
 
 def _find_text_error(request: Request, message: str) -> PodFailure | None:
-    """Return the error of text in a table that is not UTF-8."""
+    """Return the error of a source with text that is not UTF-8."""
     line = next((line for line in message.splitlines() if any(mark in line for mark in _NOT_UTF8)), None)
     if line is None:
         return None
@@ -300,7 +300,7 @@ def _find_missing_error(class_name: str, detail: str) -> PodFailure | None:
 
 
 def _find_job_error(causes: list[_Cause]) -> PodFailure | None:
-    """Return the error of an aborted Spark job. Its first line names the task and its failure."""
+    """Return the error of an aborted Spark job. The first line of Spark's message names the task and its failure."""
     failure = next((detail for class_name, detail in causes if class_name == _ABORTED_CLASS), "")
     if _EXECUTOR_LOST in failure:
         return TrainingError(

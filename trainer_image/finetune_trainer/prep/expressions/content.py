@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 _TYPE, _TEXT = "type", "text"
 _PART = StructType([StructField(name, StringType()) for name in (_TYPE, _TEXT)])
 _CONTENTS = ("content", FIELDS["content"])
-# Shapes of a content in JSON text that is not a string, each with the pattern of its beginning: a list of parts, each a text or the
-# JSON text of an object; or one part.
+# The shapes of a content that is not text: a list of parts, each a text or the JSON text of an object; or one part. Before each shape:
+# the pattern with which a content of the shape begins in JSON text.
 _SHAPES: tuple[tuple[str, DataType], ...] = ((r"\[", ArrayType(StringType())), (r"\{", _PART))
 PARSER = {"maxStringLen": str(2**31 - 1)}
 """Settings of Spark's parser of JSON. NB: its default limits a text to 20 million characters."""
@@ -60,7 +60,8 @@ def text_of(message: Column, kind: StructType, *, only_texts: bool = False) -> C
 def join_parts(parts: Column, kind: DataType, *, only_texts: bool = False) -> Column:
     """Return a content as text; the texts of several parts are joined.
 
-    A content with a part that is not text becomes a text that begins with OTHER_PART, and `chat_messages.messages` refuses it.
+    Without `only_texts`, a content with a part that is not text becomes a text that begins with OTHER_PART, which
+    `chat_messages.messages` refuses.
 
     Args:
         parts: the content.
@@ -102,7 +103,7 @@ def parse_conversations(text: Column, kind: DataType) -> Column:
     assert isinstance(kind, ArrayType)  # noqa: S101 - see `is_conversation`
     assert isinstance(kind.elementType, StructType)  # noqa: S101
     names = kind.elementType.fieldNames()
-    # NB: marks keep how numbers are written, but cost time: only a text with a point or an exponent is marked.
+    # NB: marks keep how numbers are written, but cost time: only a text that may have numbers with a point or an exponent is marked.
     exact = _parse(plain_text.mark_numbers(text), names, plain_text.unmark_numbers)
     return sf.when(plain_text.has_fractions(text), exact).otherwise(_parse(text, names, lambda value: value))
 
@@ -111,7 +112,7 @@ def _parse(text: Column, names: list[str], finish: Callable[[Column], Column]) -
     """Parse conversations with these fields. Each field becomes text, to which `finish` is applied."""
     contents = [name for name in _CONTENTS if name in names]
     shapes = {f"shape{number}": shape for number, (_, shape) in enumerate(_SHAPES)}
-    # The same conversations, parsed with each other shape of a content; null if no content begins like that shape.
+    # For each shape, the same conversations, parsed with contents of the shape; null if no content begins like the shape.
     # NB: most contents are text, so few conversations are parsed again.
     other_columns = (
         sf.when(

@@ -97,7 +97,7 @@ def render_templates(frame: DataFrame, templates: Sequence[JinjaTemplate], *, dr
     """Return the frame with a column for the text of each template.
 
     Args:
-        drop: return null for a row on which a template fails. Otherwise the row fails the task with its error text, see
+        drop: return null for a row on which a template fails. Otherwise the row fails the task with the error text from
             `refused_rows.write_text`. If the frame has the column REFUSAL, neither applies: the text is null, and the error text is in
             that column.
     """

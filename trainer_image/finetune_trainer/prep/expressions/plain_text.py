@@ -42,8 +42,8 @@ _NULL = rf'\G((?:[^"]++|{_STRING}(?!\s*+:\s*+null\b))*+){_STRING}\s*+:\s*+null\s
 # object, the comma before the key remains.
 _LAST_COMMA = rf'\G((?:[^",]++|{_STRING}|,(?!\s*+\}}))*+),(?=\s*+\}})'
 _WRITTEN = "__finetune_written_"
-# NB: a JVM before version 19 does not write the shortest decimal of each float. The first of these numbers of digits that gives the
-# same float is the shortest, apart from trailing zeros. If none does, the JVM's own decimal is the shortest.
+# NB: a JVM before version 19 does not write the shortest decimal of each float. Of the decimals with these numbers of digits, the first
+# that reads back as the same float is the shortest, apart from trailing zeros. If none does, the JVM's own decimal is the shortest.
 _DIGITS = {DoubleType(): (15, 16), FloatType(): (6, 7, 8)}
 
 
@@ -105,7 +105,7 @@ def _differs_in_json(kind: DataType) -> bool:
 
 
 def _mark(value: Column, kind: DataType) -> Column:
-    """Return a value with marked strings in place of its numbers, and texts in place of its dates and times."""
+    """Return a value with marked strings in place of its floats and decimals, and texts in place of its dates and times."""
     match kind:
         case StructType():
             fields = (_mark(value[field.name], field.dataType).alias(field.name) for field in kind)

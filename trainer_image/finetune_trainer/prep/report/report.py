@@ -45,7 +45,7 @@ class Facts:
         rows: rows of each split.
         tokens: tokens of each split.
         lengths: examples in each bin of `lengths.EDGES`: first before maxTokens and limit, then in the table.
-        clusters: number of clusters of near duplicates, by size; None if near duplicates were not searched.
+        clusters: number of clusters of near duplicates, by size; None if near duplicates were not searched for.
         crowded: a sentence about examples that were not compared; empty if all were.
         pairs: near duplicates that were removed, each with the example that is most similar to it.
         warnings: what the author should look at, a sentence each.
@@ -144,6 +144,7 @@ def _draw_lengths(facts: Facts) -> Figure:
         shown = range(min(used), max(used) + 1)
         labels = [f"{EDGES[index]:,}" for index in shown]
         places = range(len(labels))
+        # The second bars cover the first, so only the examples that the limits drop show in the first.
         axes.bar(places, [before[index] for index in shown], color=_DROPPED_COLOR, label="before the limits")
         axes.bar(places, [after[index] for index in shown], color=_REMAINING_COLOR, label="in the table")
         axes.set_xticks(places, labels, rotation=45, ha="right")

@@ -34,7 +34,7 @@ def check(frame: DataFrame, condition: str) -> None:
 
     Raises:
         RecipeRefusedError: the condition has a subquery, a window, an aggregate, or a function of something else: the session,
-            the clock, files, chance, or code of the classpath.
+            the clock, files, chance, or code of the classpath. Without access to the JVM, every condition is refused.
         ParseException: the condition is not SQL.
         AnalysisException: the condition does not fit the columns of the frame.
     """

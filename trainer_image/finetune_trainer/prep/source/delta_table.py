@@ -42,6 +42,7 @@ def read(
     except AnalysisException as error:
         if "DELTA_" not in (error.getCondition() or ""):
             raise
+        # The version is not above the table's newest, so an error of Delta means that the version's log or files are gone.
         raise build_gone_error(source) from error
     return frame, version, str(table.detail().select("id").first()["id"])
 

@@ -60,7 +60,7 @@ def read(
 ) -> tuple[DataFrame, str, text_files.TextFiles | None]:
     """Return the rows of a source's files, the digest of their listing, and the files if they are text. All columns of CSV are text.
 
-    A line that does not parse fails the pass that reads it. A line that is not valid text fails no pass: call `text_files.check` first.
+    A line that does not parse fails the pass that reads it. A line that Spark misreads fails no pass: call `text_files.check` first.
 
     Args:
         field: the recipe's field that holds the source, for messages.
@@ -117,7 +117,7 @@ def _literal(settings: Mapping[str, str], paths: Sequence[str]) -> dict[str, str
     """Return the settings of a reader that reads paths literally.
 
     NB: Hadoop's clients of object stores buffer files on the local disk, for which they need Hadoop's default reader: it is replaced only
-    if all paths are local.
+    if all paths are local, and never on Databricks.
     """
     is_local = all(path.startswith(("/", "file:")) for path in paths)
     reader_settings = _WITHOUT_CHECKSUMS if is_local and not session.on_databricks() else {}

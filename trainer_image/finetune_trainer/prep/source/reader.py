@@ -117,7 +117,7 @@ def read(
         table = f"the Delta table {source.address}"
         return Corpus(frame, version, identity=f"{table_id}@{version}", table=table)
     if place is None:
-        # NB: a catalog does not show which files a Parquet table had, so its identity is random, and no other job reuses the rows.
+        # NB: a catalog does not show which files a Parquet table had, so the identity is random, and no other job reuses the rows.
         frame = metastore.read_parquet(spark, source.table or "", f"{field}.table")
         return Corpus(frame, identity=uuid.uuid4().hex, table=f"the table {source.table}")
     frame, listing, texts = files.read(spark, source, place, field)
@@ -259,7 +259,7 @@ def require_texts(frame: DataFrame, names: Sequence[str], where: str) -> None:
 
 
 def list_columns(frame: DataFrame) -> list[Column]:
-    """Return the columns of the source."""
+    """Return the columns of the source, without the extra columns of `plain_text.written`."""
     fields = [field for field in frame.schema.fields if not plain_text.is_written(field.name)]
     return [
         Column(field.name, _classify_type(field.dataType), field.dataType.simpleString()) for field in fields

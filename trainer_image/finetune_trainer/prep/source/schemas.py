@@ -57,7 +57,7 @@ _UNLEARNED = {
 }
 _REFUSAL = "finetune refuses: "
 _INTEGERS = (ByteType(), ShortType(), IntegerType(), LongType())
-# Types in order of width: the values of each fit into the types after it without loss.
+# Rows of types in order of width: the values of a type fit into the types after it in its row without loss.
 _WIDENED = (_INTEGERS, (*_INTEGERS[:3], DoubleType()), (FloatType(), DoubleType()))
 
 
@@ -177,6 +177,7 @@ def _check_pointers(
     if "CANNOT_READ_FILE_FOOTER" not in str(error):
         return
     for file in files:
+        # NB: the error begins the address of a local file with file:///, but `files` have file:/.
         if file in str(error).replace("file:///", "file:/") and text_files.is_pointer(spark, file, settings):
             raise DataError(
                 "UnreadableSource", explain_unreadable_line(1, as_named(file), POINTER)
@@ -215,7 +216,7 @@ def _merge_fields(
 def _merge_types(left_type: DataType, right_type: DataType, file: str, first: str, name: str) -> DataType:
     """Return the type that can represent the values of both types without loss.
 
-    For messages, `first` is the first file with `left_type`, `file` has `right_type`, and `name` is the column or the path of a field in it.
+    For messages, `first` is the first file, `file` has `right_type`, and `name` is the column or the path of a field in it.
     """
     if left_type == right_type:
         return left_type

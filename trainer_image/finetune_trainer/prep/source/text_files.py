@@ -103,7 +103,7 @@ def find_line(spark: SparkSession, file: str, settings: Mapping[str, str], row: 
 def _find_pointer(lines: DataFrame) -> str | None:
     """Return a file that is a pointer of Git LFS, by its first line: a later line may be a value that quotes a pointer.
 
-    NB: Spark lists the files by their size, and opens only the small files.
+    NB: Spark selects the small files from its list of files, and opens only them.
     """
     small = lines.where(sf.col(_BYTES) < _POINTER_LIMIT_BYTES)
     candidates = small.where(sf.col(_VALUE).startswith(BEGINNING_OF_POINTER)).select(_FILE).distinct()

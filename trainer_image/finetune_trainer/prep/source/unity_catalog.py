@@ -58,7 +58,7 @@ _MAX_MESSAGE_CHARS = 300
 
 # NB: the SDK warns about each server that is not a workspace, and logs the bodies of requests at level DEBUG.
 logging.getLogger("databricks.sdk").setLevel(logging.ERROR)
-# NB: the SDK collects the attributes once, on the first class used. This must be Config, not the subclass `_Login`.
+# NB: the SDK collects the attributes once, on the first class used. That class must be Config, not the subclass `_Login`.
 Config.attributes()
 
 

@@ -57,7 +57,7 @@ def find_spark_home() -> Path:
 
 
 def find_java(environment: Mapping[str, str]) -> str:
-    """Return the JVM of JAVA_HOME, or the JVM on the path."""
+    """Return the JVM of JAVA_HOME, or the JVM on the path; /usr/bin/java if there is neither."""
     home = environment.get("JAVA_HOME")
     executable = f"{home}/bin/java" if home else shutil.which("java", path=environment.get("PATH"))
     return executable or "/usr/bin/java"

@@ -162,7 +162,7 @@ def attach() -> SparkSession:
         ("spark.sql.optimizer.excludedRules", _EXCLUDED_RULES),
         ("spark.sql.adaptive.optimizer.excludedRules", _EXCLUDED_ADAPTIVE_RULES),
     ):
-        # Serverless compute does not have these settings; dropped rows are then counted again.
+        # Serverless compute does not have these settings; there, the rows are counted in separate actions.
         with contextlib.suppress(PySparkException):
             spark.conf.set(name, value)
     return spark
@@ -272,8 +272,8 @@ def build_settings(
             raise RecipeRefusedError(f"data.prepare.spark.conf cannot set {name}: use {field}")
     options = f"-Djava.io.tmpdir={scratch} -Dlog4j2.configurationFile={_LOG_SETTINGS}"
     if not spark.executor_pods and _LOG_LEVEL not in spark.conf:
-        # NB: in this pod alone, a failed task fails the job, whose error is reported. Executors in pods log their failed tasks, and their
-        # driver logs the tasks that are retried.
+        # NB: if Spark runs in this pod alone, a failed task fails the job, whose error is reported. Executors in pods log their failed
+        # tasks, and their driver logs the tasks that are retried.
         options += " -Dfinetune.log.tasks=off"
     if not spark.executor_pods and cores <= _FEW_CORES and not _names_collector(environment):
         options += f" {_SERIAL}"

@@ -56,7 +56,8 @@ def s3_settings(environment: Mapping[str, str]) -> dict[str, str]:
 def gs_settings(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the settings of the connector of Google Cloud Storage.
 
-    The login works as in every client of Google: GOOGLE_APPLICATION_CREDENTIALS, or the ServiceAccount of the pod.
+    The login works as in every client of Google: GOOGLE_APPLICATION_CREDENTIALS, or the ServiceAccount of the pod. An emulator
+    needs no login.
     """
     emulator = environment.get("STORAGE_EMULATOR_HOST")
     if not emulator:
