@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
-# Runs of words that at most this many texts share are not boilerplate, in a corpus of any size: GPT-3's decontamination ignores
+# Runs of words that at most this many texts share are not boilerplate, in a corpus of 20 texts or more: GPT-3's decontamination ignores
 # runs that more texts share (Brown et al. 2020, appendix C).
 _MAX_TEXTS = 10
 # Boilerplate is in more than this share of the texts of a large corpus. A run in fewer texts is from copies of a text, which are near duplicates.

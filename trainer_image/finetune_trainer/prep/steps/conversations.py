@@ -216,7 +216,7 @@ def spoken_text(name: str, form: Form) -> Column:
 
 
 def count_characters(name: str) -> Column:
-    """Return the number of characters of the contents."""
+    """Return the number of characters of the contents of a conversation's messages."""
     lengths = sf.transform(
         sf.col(quoted(name)), lambda message: sf.coalesce(sf.length(message["content"]), sf.lit(0))
     )

@@ -46,7 +46,7 @@ _ID = "id"
 _FIELD = "data.prepare.decontaminate.sources"
 # The name of a set, the hash of a run of words, its number of words, and the hashes of an example's runs.
 _SET, _GRAM, _WORDS, _GRAMS = "set", "gram", "words", "grams"
-# Runs of words of all evaluation sets that each executor keeps in memory; more are joined by a shuffle.
+# How many runs of words, of all evaluation sets, each executor keeps in memory; more are joined by a shuffle.
 _MAX_RUNS_IN_MEMORY = 2_000_000
 # A run of words in more than this share of a set's texts belongs to their template.
 _SHARE = 0.01
@@ -124,7 +124,7 @@ def remove_contaminated(
     The column of the compared text is dropped.
 
     Args:
-        frame: examples; it is read twice.
+        frame: examples; it is read several times.
         kept_frames: when it closes, it releases what the returned frame needs.
 
     Raises:
@@ -257,7 +257,7 @@ def _hash_evaluation_batches(
 
     for batch in batches:
         texts = batch.column(TEXT).to_pylist()
-        # NB: in the examples, redacted values are already placeholders, so the texts of the evaluation set need the same ones.
+        # NB: in the examples, redacted values are already placeholders, so the texts of the evaluation set need the same placeholders.
         for kind in kinds:
             texts = [replace_values(text, PATTERNS[kind])[0] for text in texts]
         hashes, words = hash_evaluation_texts(texts, ngram, fewest)

@@ -25,7 +25,7 @@ def flag_rows(frame: DataFrame, plan: Plan) -> DataFrame:
     is_mix = steps.MIXED_FROM in frame.columns
     if not is_mix:
         frame = conversations.parse(frame, plan.form)
-    # NB: the filters see tools and labels as they are in the source.
+    # NB: without a mix, the filters see tools and labels as they are in the source.
     frame = steps.flag_rows(frame, plan)
     frame = conversations.with_tools(frame, plan.form)
     return labels.with_labels(frame, plan.form)

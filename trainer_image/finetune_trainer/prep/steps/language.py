@@ -28,15 +28,15 @@ _MIN_PROBABILITY = 0.5
 _MAX_CHARS = 2_000
 # Code between fences, and addresses of the web.
 _CODE_OR_URL = re.compile(r"```.*?(?:```|\Z)|https?://\S+", re.DOTALL)
-# Languages with a code of ISO 639-3 that count as a language with a code of ISO 639-1.
+# The detector's codes of languages that count as another language.
 _PART_OF = {"ary": "ar", "arz": "ar", "nn": "no", "sdh": "ku", "uzs": "uz", "wuu": "zh", "yue": "zh"}
 
 
 def with_foreign(frame: DataFrame, text: Column, languages: Sequence[Language]) -> DataFrame:
     """Add the column FOREIGN: whether a text is certainly in none of the languages."""
     schema = StructType([*frame.schema.fields, StructField(FOREIGN, BooleanType(), nullable=False)])
-    # NB: not every Databricks Runtime has functions of Arrow arrays (arrow_udf), so the function gets whole batches. They have twice the
-    # characters that the detector reads, because `detect` first removes code and addresses.
+    # NB: not every Databricks Runtime has functions of Arrow arrays (arrow_udf), so the function gets whole batches. Each text has up to
+    # twice the characters that the detector reads, because `detect` first removes code and addresses.
     with_text = frame.withColumn(_TEXT, sf.substring(text, 1, 2 * _MAX_CHARS))
     return with_text.mapInArrow(partial(_flag_batches, languages=frozenset(languages)), schema)
 

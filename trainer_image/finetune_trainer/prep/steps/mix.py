@@ -1,4 +1,4 @@
-"""Mixes several sources: each contributes its share of the rows, selected by a hash. A column has the name of the source of a row."""
+"""Mixes several sources: each contributes its share of rows, selected by a hash. A column holds the name of each row's source."""
 
 from __future__ import annotations
 

@@ -42,8 +42,8 @@ _SHINGLES, _BANDS, _FIRST_ID = "shingles", "bands", "first"
 _SKETCH_SCHEMA = f"{_ID} string, {_SHINGLES} array<bigint>, {_BANDS} array<bigint>"
 _CLOSEST_ID, _SIMILARITY, _BEGINNING = "closest", "similarity", "beginning"
 _CLUSTER_SCHEMA = f"{_ID} string, {_FIRST_ID} string, {_CLOSEST_ID} string, {_SIMILARITY} double"
-# Each example of a band is compared with the first examples of the band, and with the examples just before it. So the number of
-# pairs grows with the number of examples, not with its square.
+# Each example of a band (`sketch.Banding`) is compared with the first examples of the band, and with the examples just before it. So
+# the number of pairs grows with the number of examples, not with its square.
 _MAX_FIRST_PARTNERS, _MAX_PRECEDING_PARTNERS = 8, 8
 # Maximum number of examples of one band that are compared; a larger band comes from text that half of the corpus shares.
 _MAX_BAND_SIZE = 50_000
@@ -323,7 +323,7 @@ def find_components(starts: Longs, ends: Longs, size: int) -> Longs:
         label = before.copy()
         np.minimum.at(label, starts, before[ends])
         np.minimum.at(label, ends, before[starts])
-        # The node that was a node's label gets that node's new label.
+        # The node that was a node's label gets that node's new label, if that is less.
         np.minimum.at(label, before, label)
         # A label is replaced by the label of its node, which halves the paths each time.
         label = label[label]

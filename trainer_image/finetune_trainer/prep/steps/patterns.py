@@ -49,7 +49,7 @@ _ACCOUNTS_OF_SERVERS = frozenset({"git", "hg", "svn"})
 # Commands that name a server and its account in front of a file or a repository: scp model.bin root@host.com:model.bin.
 _COPY_COMMAND = re.compile(r"\b(?:scp|sftp|rsync|git clone)\b[^\n]*\Z")
 _MAX_COMMAND_CHARS = 200
-# The beginning of a URL with a login, up to its @.
+# The beginning of a URL with a login, up to a place in its password.
 _ACCOUNT_OF_URL = re.compile(r"://[^\s/:@]*:[^\s/:@]*\Z")
 _MAX_ACCOUNT_CHARS = 100
 # The password in a list of stolen logins: an address and a password fill a whole line or field.
@@ -173,7 +173,7 @@ def _is_account_of_server(text: str, address: re.Match[str]) -> bool:
 
 
 def _find_phones(text: str) -> Iterator[Span]:
-    """Yield phone numbers: valid numbers of a country that are recognizable by their form or by a word before them."""
+    """Yield phone numbers: numbers from 0 after a word such as tel, and valid numbers of a country after such a word or in a known form."""
     for match in _ANNOUNCED_FROM_ZERO.finditer(text):
         # From seven digits, as in `_NUMBER`, to the 15 of the longest numbers (ITU-T E.164).
         if 7 <= sum(character.isdigit() for character in match["value"]) <= 15:

@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     Counts = dict[RedactKind, npt.NDArray[np.int32]]
 
 
-# The field of a message with JSON text.
+# The field of a message that holds JSON text.
 _CALLS = "tool_calls"
 
 
 def redact_columns(frame: DataFrame, form: Form, kinds: Sequence[RedactKind]) -> DataFrame:
-    """Return the frame with placeholders in the columns of an example, and a column with the number of replaced values for each kind.
+    """Return the frame with placeholders in the columns of an example, and a column for each kind with the number of replaced values.
 
     Args:
         frame: rows whose example columns have texts, or conversations as `conversations.parse` returns them, or booleans, which do not

@@ -101,7 +101,7 @@ def build_hint() -> str:
     rules_of_short = [
         rule for rule in _load_rules() if any(len(keyword) < _MIN_KEYWORD for keyword in rule.keywords)
     ]
-    # A keyword that contains another keyword is found with it.
+    # The expression of a keyword also finds every keyword that contains it.
     shortest = [
         keyword
         for keyword in sorted(keywords)

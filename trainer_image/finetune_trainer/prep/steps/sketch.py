@@ -94,10 +94,11 @@ def sketch(texts: Sequence[str], banding: Banding, boilerplate: Boilerplate = _N
     """Sketch texts in lower case. A text of fewer than SHINGLE_WORDS words is one shingle; a text without words has no shingles.
 
     Args:
-        boilerplate: shingles to ignore in a text with content of its own; any other text is an edited copy of the boilerplate. There
-            are two sets: all shingles, and the common ones, which are in more than half of the texts. A text has content outside of
-            a set if OWN_WORDS consecutive words are in no shingle of the set; the text then ignores the set. To ignore all
-            shingles, the words outside all of them must also be at least _MIN_OWN_SHARE of the words outside the common ones.
+        boilerplate: shingles to ignore in a text with content of its own; a text without such content is an edited copy of the
+            boilerplate. There are two sets: all shingles, and the common ones, which are in more than half of the texts. A text
+            has content outside of a set if OWN_WORDS consecutive words are in no shingle of the set; the text then ignores the
+            set. To ignore all shingles, the words outside all of them must also be at least _MIN_OWN_SHARE of the words outside
+            the common ones.
     """
     shingles, owners = hash_shingles(texts, boilerplate)
     starts = np.searchsorted(owners, np.arange(len(texts)))
@@ -115,7 +116,7 @@ def hash_shingles(texts: Sequence[str], boilerplate: Boilerplate = _NO_BOILERPLA
     counts = np.empty(len(texts), np.int64)
     for index, text in enumerate(texts):
         hashed = hash_words(text)
-        # A text of fewer words is padded to one shingle.
+        # A text of fewer words than a shingle is padded to one shingle.
         padding = max(SHINGLE_WORDS - len(hashed), 0) if hashed else 0
         word_hashes += [*hashed, *([0] * padding)]
         counts[index] = len(hashed) + padding
@@ -203,7 +204,7 @@ def _hash_bands(shingles: Longs, starts: Counts, ends: Counts, banding: Banding)
 
 
 def hash_words(text: str) -> list[int]:
-    """Return a hash of each word of a text in lower case. A word is a run of letters and digits."""
+    """Return a hash of each word of a text in lower case. A word is a run of letters and digits, see `_WORD`."""
     return [_hash_word(word) for word in _WORD.findall(text)]
 
 

@@ -200,11 +200,11 @@ def _with_condition(frame: DataFrame, plan: Plan) -> DataFrame:
 def select_passed(frame: DataFrame, plan: Plan) -> DataFrame:
     """Select the rows that pass the filters, with the columns that later steps read.
 
-    Conversations, and the columns of `reader.jinja_values`, keep their types; other columns become text.
+    Conversations, and the columns of `reader.jinja_values`, keep their types; other columns of an example become text.
     """
     content = dict.fromkeys([*plan.form.content, *(plan.prepare.dedupe.columns or [])])
     ratios = plan.prepare.split_ratios
-    # NB: `redact` replaces values in the columns of an example, but the split depends on the original values of these columns.
+    # NB: `redact` replaces values in the columns of an example, but the split depends on original values: it gets copies.
     split_columns = dict.fromkeys(name for name in (ratios.key, ratios.stratify_by) if name)
     origin = [name for name in (MIXED_FROM, *PLACE) if name in frame.columns]
     as_is = reader.jinja_values(frame, plan)
@@ -231,8 +231,8 @@ def identify_examples(frame: DataFrame, plan: Plan) -> DataFrame:
     """Give the rows that passed the filters a fingerprint, and select the columns of an example.
 
     id: a hash of the example as it is.
-    fingerprint: equal for duplicates: a hash of its text, label and weights, or of the text of dedupe.columns, regardless of case and
-        white space within lines, but not of indentation, which matters in programs.
+    fingerprint: equal for duplicates: a hash of the example's text, label and weights, or of the text of dedupe.columns, regardless of
+        case and white space within lines, but not of indentation, which matters in programs.
     group: the text that decides on the split.
     stratum: the value that has the same share in each split, if splits are stratified.
     plain: what the user and the assistant say, which is compared for near duplicates, if they are removed.
@@ -327,7 +327,7 @@ def limit_rows(frame: DataFrame, limit: int | None, seed: int) -> DataFrame:
     if limit is None:
         return frame
     order = (hash_column(seed, "limit", ID), *_sort_columns(frame))
-    # NB: orderBy with limit keeps all rows in memory, and a global sort runs its input twice.
+    # NB: orderBy with limit keeps `limit` rows in memory, and a global sort runs its input twice: a large limit sorts in one partition.
     fits_in_memory = limit <= _MAX_ROWS_IN_MEMORY
     ordered = frame.orderBy(*order) if fits_in_memory else frame.repartition(1).sortWithinPartitions(*order)
     return ordered.limit(limit)

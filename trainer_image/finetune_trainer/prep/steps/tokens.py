@@ -300,7 +300,7 @@ def _make_documents(documents: Documents, example: dict[str, Any]) -> tuple[Docu
     """Return the documents of an example with conversations.
 
     Raises:
-        RowError: the chat template refuses it, or its messages are invalid.
+        RowError: the chat template refuses it, its messages are invalid, or a judged answer has no tokens.
     """
     (example_documents,) = documents.of({name: [value] for name, value in example.items()})
     # A judged answer without tokens is blank, or only repeats the prompt.
