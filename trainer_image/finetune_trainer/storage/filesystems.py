@@ -202,7 +202,8 @@ def has_no_login(error: BaseException) -> bool:
     class_names = {kind.__name__ for kind in type(error).__mro__}
     if not class_names.isdisjoint(_NO_LOGIN):
         return True
-    # NB: Azure's client raises the same error without a login, and with a login, in AZURE_CLIENT_ID, whose server does not answer.
+    # NB: Azure's client raises the same error if there is no login, and if the server of a login does not answer. Such a login is in
+    # AZURE_CLIENT_ID.
     is_ambiguous = "ClientAuthenticationError" in class_names and not is_forbidden(error)
     return is_ambiguous and not os.environ.get("AZURE_CLIENT_ID")
 

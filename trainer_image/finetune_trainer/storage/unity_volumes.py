@@ -30,7 +30,7 @@ _REFUSALS = re.compile(
 )
 # What the SDK reports if it finds no login in the environment.
 _NO_LOGIN = "cannot configure default credentials"
-# Errors, other than its own classes, that the SDK raises if the workspace or the login server returns an unexpected answer. Any request
+# Errors that the SDK raises, beside its own classes, if the workspace or the login server returns an unexpected answer. Any request
 # may call the login server, to renew the login.
 _UNEXPECTED = (ValueError, KeyError, NotImplementedError)
 

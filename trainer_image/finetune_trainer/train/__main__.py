@@ -23,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _build_parser().parse_args(argv)
     if not arguments.plan:
         return exit_status.run(launch)
-    # torch takes seconds to import, and a pod does not need it here.
+    # torch takes seconds to import, and the process that launches workers does not need it.
     from finetune_trainer.train import plan
 
     return exit_status.run(lambda: plan.print_plan(config=arguments.config, gpu_memory=arguments.gpu_memory))

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 class Checkpointer:
     """The checkpoints of one job.
 
-    A storage failure never stops training: `failure` has the reason until a later save succeeds. If newer pods of the job claim
+    A failed save never stops training: `failure` has the reason until a later save succeeds. If newer pods of the job claim
     the folder, all ranks raise SupersededError before they write, publish or delete a checkpoint. Every attribute is
     the same on all ranks.
 
@@ -138,7 +138,7 @@ class Checkpointer:
         Args:
             progress: of the checkpoint, or of step 0.
             examples: digest of the tokenized training split.
-            eval_data: identifies the evaluation data: losses with the same value are comparable.
+            eval_data: identifies the evaluation data: losses on data with the same identity are comparable.
             max_steps: steps of the plan.
 
         Raises:
@@ -335,7 +335,7 @@ class Checkpointer:
         complete = self._checkpoints.list_complete(saves)
         left_over = select_left_over(saves, complete, attempt=self.claim.attempt)
         self.claim.confirm()
-        # NB: killed pods may still write there; deleting then fails.
+        # NB: pods that are being killed may still write there; deleting then fails.
         with filesystems.tolerate_failures(
             f"what an earlier attempt left of step {step} could not be deleted"
         ):

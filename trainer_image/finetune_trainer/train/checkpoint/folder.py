@@ -105,7 +105,7 @@ class CheckpointFolder:
         """Return the size in bytes of each file of a save except the marker, by name."""
         entries = self._files.ls(self._locate(save), detail=True)
         sizes = {_name(entry): int(entry["size"] or 0) for entry in entries if entry["type"] == "file"}
-        # A marker that a pod is just writing begins with the same name.
+        # The name of a marker's temporary file (`filesystems.PART`) begins with MARKER too.
         return {name: size for name, size in sizes.items() if not name.startswith(MARKER)}
 
     def publish(self, save: Save, marker: Marker, sizes: Mapping[str, int]) -> None:

@@ -94,7 +94,7 @@ class KeptReference:
     def _write(self, split: Split) -> None:
         assert split.reference is not None  # noqa: S101 - it was just computed
         reference = split.reference
-        # As in `_read`: 0 is not computed.
+        # As in `_read`: the values of an example that was not computed are 0.
         computed = reference.any(axis=1, keepdims=True)
         stored = None if computed.all() else self._read_in(self._folder, split)
         if stored is not None:

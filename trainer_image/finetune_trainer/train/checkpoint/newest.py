@@ -49,7 +49,7 @@ def explain_start_over(job_folder: str, recipe: Recipe) -> str:
 
 
 def find_newest(job_folder: str, recipe: Recipe) -> ResumePoint | None:
-    """Return the newest checkpoint in the job's own folder, or else in checkpoint.resumeFrom; None if there is neither.
+    """Return the newest checkpoint in the job's own folder, or else in checkpoint.resumeFrom; None if the job has neither.
 
     Raises:
         RecipeRefusedError: the checkpoint belongs to another recipe, all checkpoints are damaged, or checkpoint.resumeFrom has no complete
@@ -120,7 +120,7 @@ def _find_newest_in(
 
 
 def _check_settings(uri: str, progress: Progress, marker: Marker, recipe: Recipe, remedy: str) -> None:
-    """Check that the recipe has the settings of a checkpoint, or its digest if an earlier release wrote the checkpoint."""
+    """Check that the recipe has the settings of a checkpoint, or the recorded digest if an earlier release wrote the checkpoint."""
     if marker.settings:
         changes = differences(marker.settings, recipe)
     else:

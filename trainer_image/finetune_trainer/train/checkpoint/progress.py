@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Progress:
-    """The state of a run besides weights and optimizer that the next attempt needs.
+    """What the next attempt needs of a run, besides the weights and the state of the optimizer.
 
     Data order, learning rate and random numbers are functions of the seed and the step.
     """
@@ -52,7 +52,7 @@ class Progress:
     recomputation: Mapping[str, str] | None = None
     """The fields of the newest `recomputation.Verdict`; None: nothing was checked."""
     eval_data: str | None = None
-    """Identifies the evaluation data: losses with the same value are comparable."""
+    """Identifies the evaluation data: losses on data with the same identity are comparable."""
     logits_checked: str = ""
     """Identifies everything that the check of the logits depended on when it passed (`probe.compute_key`); empty before that."""
     resumed_from: str = ""

@@ -111,7 +111,7 @@ def build_read_error(uri: str, cause: BaseException, remedy: str, *, shared: boo
     """
     reason = filesystems.describe_failure(cause)
     if shared and isinstance(cause, FileNotFoundError):
-        # NB: its files existed when the attempt chose the checkpoint, so the other job has deleted them since.
+        # NB: the checkpoint's files existed when the attempt chose it, so the other job has deleted them since.
         return TrainingError(
             "CheckpointUnreadable",
             f"the checkpoint {uri} of another job was deleted before it was read: the next attempt looks for another one",
@@ -150,7 +150,7 @@ def get_training_state(model: nn.Module, optimizers: Sequence[torch.optim.Optimi
 
 
 def describe_other_model(stored: Mapping[str, Any], weights: Mapping[str, torch.Tensor]) -> str | None:
-    """Describe the first weight that a checkpoint has in another shape; None: it has the same weights.
+    """Describe the first weight whose shape differs or that one side lacks; None: the checkpoint has the same weights.
 
     Args:
         stored: the checkpoint's metadata of its tensors, by name.

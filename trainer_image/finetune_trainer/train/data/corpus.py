@@ -86,7 +86,7 @@ def load(
         folder: the folder in which the ranks of a pod share the tokens.
         version: version of the Delta table that an earlier attempt read; None: the recipe's version, or the newest.
         on_counts: called with the counts of each tokenized split, by MLflow name, on the ranks that tokenize.
-        confirm: called on rank 0 before tokens are stored; raises SupersededError if newer pods of the job store them.
+        confirm: called on rank 0 before tokens are stored; raises SupersededError if newer pods claimed the checkpoint folder.
 
     Raises:
         DataError: data is missing or broken, its columns are not known, or evaluation is configured without a validation
