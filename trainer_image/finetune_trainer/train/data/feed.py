@@ -45,8 +45,8 @@ class Collator:
     def of(cls, recipe: Recipe, world: World, pad_id: int) -> Collator:
         """Return the collator of a recipe."""
         training = recipe.training
-        # With one width, layers are compiled once, and a GPU's allocator reuses its blocks. For the allocator alone, rows must be packed:
-        # they are nearly full, so that the padding costs little.
+        # With one width, layers are compiled once, and a GPU's allocator reuses its blocks. Without compilation, only packed rows get one
+        # width: they are nearly full, so that the padding costs little.
         has_fixed_width = training.compile or (training.packing and world.card is not None)
         width = row_tokens(recipe) if has_fixed_width else None
         return cls(world, pad_id, width, training.compile)

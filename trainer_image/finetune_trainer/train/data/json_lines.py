@@ -35,7 +35,7 @@ def read_rows(
     may_be_null: Container[str | None],
     label: str | None,
 ) -> Iterator[Rows]:
-    """Yield the rows of a JSON lines file as batches of columns; its extension selects the compression.
+    """Yield the rows of a JSON lines file as batches of columns; the file's extension selects the compression.
 
     The last three arguments and the errors are those of `read.read`.
     """
@@ -86,7 +86,7 @@ def _parse_objects(lines: BinaryIO, where: str) -> Iterator[dict[str, Any]]:
                 if not isinstance(row, dict):
                     raise TypeError("it is not a JSON object")  # noqa: TRY301
                 yield row
-            # NB: in a truncated file, reading the next line fails: the error must then not be explained by this line.
+            # NB: in a truncated file, reading the next line fails: the content of this line must not explain that error.
             number, line = number + 1, b""
     except (ValueError, TypeError, RecursionError, EOFError, zlib.error, OSError) as error:
         if isinstance(error, OSError) and not is_corrupt(error):

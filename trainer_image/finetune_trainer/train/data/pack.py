@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from finetune_trainer.train.data.dataset import Split
 
-# Label of a token without loss, as torch's cross_entropy ignores it.
+# The target of a token without loss: torch's cross_entropy ignores this value.
 IGNORED = -100
 
 
@@ -30,8 +30,8 @@ class Batch:
 
     input_ids: token ids, int64 [rows, length].
     position_ids: position of each token in its document, int64 [rows, length]; the padding at the end of a row is a
-        separate document. transformers derives the attention mask from it: a position that is not its predecessor
-        plus one starts a document.
+        separate document. transformers derives the attention mask from the positions: a position that is not its
+        predecessor plus one starts a document.
     targets: the next token of the same document, or IGNORED, int64 [rows, length].
     owners: index of the token's document among the documents that are not padding; 0 for padding, int64
         [rows, length].

@@ -98,7 +98,7 @@ def read_batches(
     with open_parquet(opening, where, remedy) as parquet:
         file_columns = parquet.schema_arrow.names
         constants = {name: value for name, value in (absent or {}).items() if name not in file_columns}
-        # Absent columns are allowed here, but not columns whose names differ only in case.
+        # A column may be absent here, but the file must not have its name in another case.
         check_names([], columns, file_columns, where)
         stored_columns = [name for name in columns if name not in constants]
         check_columns(parquet.schema_arrow, stored_columns, where, label)
@@ -134,7 +134,7 @@ def convert_batch(
     """Yield a batch as lists of Python values, unless it is empty.
 
     Raises:
-        DataError: a value is null in a column that requires one, or the file is corrupt.
+        DataError: a value is null in a column that is not in `may_be_null`, or the file is corrupt.
     """
     if batch.num_rows:
         with name_corruption(where, "write it again"):

@@ -60,7 +60,7 @@ def read(
 
 
 def read_schema(splits: Splits) -> list[Column]:
-    """Return the columns of the training split: of a table, of its Parquet files, or of the first JSON lines of each file.
+    """Return the columns of the training split, from the schema of its table or its files, or from the first rows of each JSON lines file.
 
     Raises:
         DataError: the table or the file is missing or corrupt.

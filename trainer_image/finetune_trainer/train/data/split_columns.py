@@ -58,7 +58,7 @@ def check_columns(schema: pa.Schema, columns: list[str], where: str, label: str 
     """Check that the columns exist and have types that training reads.
 
     Raises:
-        DataError: a column is missing, ambiguous, or has another type.
+        DataError: a column is missing or ambiguous, or has a type that training cannot read.
     """
     import pyarrow as pa
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from fsspec import AbstractFileSystem
 
-# A Parquet file is read through a buffer of this size for each column.
+# The size of a read buffer; a Parquet file has one for each column.
 _BUFFER_BYTES = 1 << 20
 # Parts of the messages of decompressors: the file is not compressed, damaged, or truncated.
 _CORRUPTION_MESSAGES = (
@@ -145,7 +145,7 @@ def name_corruption(
 
     where: the address of the file for messages.
     remedy: what to do about the file.
-    read_through: reads every byte of the file; raises the storage's error, if any.
+    read_through: reads every byte of the file; raises the storage's error, if any. Not needed if the block reads nothing from the storage.
     """
     try:
         yield

@@ -59,12 +59,12 @@ class TokenCache:
         return cls(folder, compute_digest(splits, encoder), confirm)
 
     def fetch(self, name: str, target: Path) -> bool:
-        """Copy a split into the folder `target`; returns False, without a folder, if it is not stored completely or not readable."""
+        """Copy a split into the folder `target`; return False, without the folder, if the split is not stored completely or unreadable."""
         try:
             return self._fetch(name, target)
         except Exception as error:
             shutil.rmtree(target, ignore_errors=True)
-            # `_fetch` raises ValueError for an incomplete copy; `describe_failure` returns None for errors of other than the storage.
+            # `_fetch` raises ValueError for an incomplete copy; `describe_failure` returns None for an error that is not the storage's.
             reason = str(error) if isinstance(error, ValueError) else filesystems.describe_failure(error)
             if reason is None:
                 raise
@@ -100,7 +100,7 @@ class TokenCache:
     def _store(self, name: str, source: Path) -> None:
         self._confirm()
         files, folder = self._locate(name)
-        # A marker of an earlier upload, if any, must not confirm this one before it is complete.
+        # The marker of an earlier upload, if any, must not confirm this upload before its files are complete.
         with suppress(FileNotFoundError):
             files.rm_file(f"{folder}/{_MARKER}")
         filesystems.make_folder(files, folder)

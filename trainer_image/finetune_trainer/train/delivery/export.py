@@ -2,8 +2,9 @@
 
 An adapter does not contain its base; it names where the base is (`origin`), and `scoring` fetches it. MLmodel also has MLflow's
 transformers flavor, which loads the base of an adapter from the version, from the Hub at a commit, or from a folder that the caller may
-pass as `base_model_path`, but never from an object store or a registry. So the flavor has the base's address as a folder
-(`local_base_model_path`): on a volume it is found where the volume is mounted; other addresses must be downloaded first.
+pass as `base_model_path`, but never from an object store or a registry. So an address that is not on the Hub is in
+the flavor as a folder (`local_base_model_path`): a base on a volume is found where the volume is mounted; other bases must be
+downloaded first.
 
 Two kinds of versions contain the base: those in Unity Catalog, because endpoints serve from there and MLflow's client cannot register
 weights that are elsewhere (it would download them into the version); and adapters of a base that was merged in this pod: this base
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
 # NB: MLflow's transformers flavor looks for these folders.
 MODEL, ADAPTER, _TOKENIZER = "model", "peft", "components/tokenizer"
 _TASK = "text-generation"
-# The value of transformers for a tokenizer without a limit.
+# transformers' `model_max_length` of a tokenizer without a limit.
 _NO_LIMIT = int(1e30)
 _REQUIREMENTS = ("torch", "transformers", "accelerate", "safetensors")
 _SCORING, _CONDA_ENV, _PYTHON_ENV = "scoring.py", "conda.yaml", "python_env.yaml"
@@ -70,7 +71,7 @@ def gather_weights(model: nn.Module, source: Path, recipe: Recipe, world: World)
         world: the ranks.
     """
     dtype = _read_dtype(source, recipe) if recipe.method.type == "Full" else torch.float32
-    # NB: save_pretrained recognizes tied weights by shared memory, which gathered weights do not have.
+    # NB: left out: save_pretrained would recognize tied weights only by shared memory, which gathered weights do not have.
     tied = base_of(model).all_tied_weights_keys
     is_kept_in_fp32 = load.fp32_name_filter(base_of(model), dtype)
     gathered: dict[str, torch.Tensor] = {}
@@ -179,7 +180,7 @@ def _align_stops(tokenizer: PreTrainedTokenizerBase, base_stops: list[int], *, c
 
 
 def _write_stops(folder: Path, stops: list[int], source: Path) -> None:
-    """Set the stop tokens in the generation config of the folder, or else in a copy of the base's generation config."""
+    """Set the stop tokens in the folder's generation config; if it has none, in a copy of the base's, or else in a new one."""
     files = (path / GENERATION_CONFIG for path in (folder, source))
     file = next((file for file in files if file.exists()), None)
     config = json.loads(file.read_text(encoding="utf-8")) if file else {}
@@ -210,7 +211,7 @@ def _write_adapter(model: Any, state: dict[str, torch.Tensor], folder: Path, bas
     if base is not None:
         config.base_model_name_or_path, config.revision = base.uri, base.revision
     if not config.is_prompt_learning:
-        # NB: without this argument peft asks the Hub whether the vocabulary has grown.
+        # NB: unless `save_embedding_layers` is False, peft asks the Hub whether the vocabulary has grown.
         model.save_pretrained(
             folder, state_dict=pissa.convert_to_lora(model, state), save_embedding_layers=False
         )

@@ -58,10 +58,9 @@ class Lineage:
 def identify_eval_data(recipe: Recipe, validation: Split | None) -> str | None:
     """Return an identifier of the evaluation: losses with the same identifier are comparable. None without a validation split.
 
-    It has the digest of the tokenized split. For objectives other than SFT, a second digest depends on the parameters of the loss and on
-    the reference or the teacher, if any; for KTO also on the settings that divide the examples into passes, because each pass estimates a
-    divergence.
-    Evaluations have neither label smoothing nor noise.
+    The identifier has the digest of the tokenized split. For objectives other than SFT, a second digest depends on the parameters of
+    the loss and on the reference or the teacher, if any; for KTO also on the settings that divide the examples into passes, because
+    each pass estimates a divergence. Label smoothing and noise do not count, because evaluations have neither.
     """
     objective = recipe.objective
     if validation is None:
@@ -70,7 +69,7 @@ def identify_eval_data(recipe: Recipe, validation: Split | None) -> str | None:
         return validation.digest
     if objective.type == "DPO":
         dpo = objective.dpo or Dpo()
-        # NB: identifiers of earlier releases do not have the loss, so its default is left out.
+        # NB: identifiers of earlier releases do not have the loss, so the default loss is left out.
         excluded = {"label_smoothing"} | ({"loss"} if dpo.loss == "Sigmoid" else set())
         parameters: list[object] = [
             recipe.model.base,

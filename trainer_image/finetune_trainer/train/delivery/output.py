@@ -55,7 +55,7 @@ def publish(output_folder: ModelFolder, exported: Path, recipe: Recipe, base: Or
             "base_model_name_or_path": base.uri,
         }
         config.write_text(json.dumps(adapter_config, indent=2) + "\n", encoding="utf-8")
-    # For an adapter without its base, `export.write` has written the reference.
+    # If the base is external (`export.has_external_base`), `export.write` has written the reference.
     if base_reference.read_reference(adapter) is None:
         base_reference.write_reference(base, adapter)
     output_folder.publish(parts)

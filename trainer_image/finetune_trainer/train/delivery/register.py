@@ -53,7 +53,7 @@ class Registry:
         return self._with_retries(lambda mlflow: self._find_version(mlflow, model))
 
     def upload(self, folder: Path) -> str:
-        """Upload the exported folder as the run's logged model, unless it exists, and return its id.
+        """Upload the exported folder as the run's logged model, unless the run has one, and return the model's id.
 
         Raises:
             RecipeRefusedError: MLflow rejected the model, or does not support register.upload.
@@ -124,7 +124,7 @@ class Registry:
         return next((model for model in models if model.source_run_id == self._run_id), None)
 
     def _log(self, mlflow: MlflowClient, folder: Path) -> str:
-        """Upload the folder unless it exists; continues an interrupted upload."""
+        """Upload the folder unless the run has a complete logged model; continues an interrupted upload."""
         from mlflow.entities import LoggedModelOutput, LoggedModelStatus
 
         experiment = mlflow.get_run(self._run_id).info.experiment_id

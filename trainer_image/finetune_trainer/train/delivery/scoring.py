@@ -2,7 +2,7 @@
 
 It needs only the packages of the version's requirements, nothing from the job's image. It loads the files of the version with transformers and
 peft, and answers as the evaluation of the job does: a greedy answer has the same tokens. MLflow's own code for transformers pipelines
-answers with the prompt, tokenizes the beginning of a rendered conversation twice, and accepts no columns.
+repeats the prompt in its answers, tokenizes the beginning of a rendered conversation twice, and accepts no columns.
 
 The settings in MLmodel, which `model_config` or MLFLOW_PYFUNC_INFERENCE_CONFIG may replace:
 
@@ -38,7 +38,7 @@ _PROBE = "probed content"
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p")
 # Settings of a chat client, and their names in transformers.
 _RENAMED = {"max_tokens": "max_new_tokens", "stop": "stop_strings"}
-# The other settings of a chat client, with the values that change nothing.
+# Settings of a chat client that are refused, except with these values, which change nothing.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "n": (1,),
     "stream": (False,),
@@ -91,8 +91,8 @@ class FineTunedModel(PythonModel):
 
         Args:
             model_input: rows with the column of prompts, or with messages and the settings of a chat client.
-            params: settings of transformers' GenerationConfig. Tokens are sampled if one of temperature, top_p, top_k and min_p is set,
-                and the temperature is not 0; otherwise the most probable token is taken.
+            params: settings of transformers' GenerationConfig. do_sample decides whether tokens are sampled; without it, they are sampled
+                if one of temperature, top_p, top_k and min_p is set and the temperature is not 0. Otherwise decoding is greedy.
 
         Returns:
             For prompts the texts of the answers; for conversations chat completions in OpenAI's format.
@@ -225,7 +225,7 @@ class FineTunedModel(PythonModel):
 
 
 def _locate_base(root: Path, settings: dict[str, Any]) -> tuple[str, str | None]:
-    """Return the folder or the Hub id of the weights, and a commit."""
+    """Return the folder of the weights, or their Hub id and the commit there."""
     base = settings["base"]
     if base is None:
         return str(root / _MODEL), None

@@ -28,7 +28,7 @@ CHAT = "llm/v1/chat"
 MESSAGES = "messages"
 """The name of the input of a chat model."""
 PROMPT = "prompt"
-"""The name of the input of another model, if the prompt is not a column of the data."""
+"""The name of the input of a model that takes prompts, if the prompt is not a column of the data."""
 MAX_NEW_TOKENS = 256
 """The most tokens of an answer, unless a request sets it. Source: transformers, TextGenerationPipeline."""
 # Settings of transformers' GenerationConfig and their types in MLflow.
@@ -57,8 +57,8 @@ class Examples:
     """Example requests to the served model, and their answers in the data.
 
     chat: whether requests are conversations, which the model's chat template renders.
-    requests: prompts, or {"messages": [{role, content}, ...]} each.
-    answers: the text of the answer to each.
+    requests: each is a prompt, or {"messages": [{role, content}, ...]}.
+    answers: the text of the answer to each request.
     prompt: the name of the prompt in requests.
     """
 
@@ -76,7 +76,8 @@ class Examples:
 def name_prompt(recipe: Recipe, columns: Columns) -> str:
     """Return the name of the prompt in requests: its column in the data of the job, or `prompt` if there is no such column.
 
-    A preparation may rename columns: then it is the column in the source, unless a template renders the prompt from several columns.
+    A preparation may rename columns: then the name is that of the column in the source, unless a template renders the prompt from
+    several columns.
 
     Args:
         recipe: the recipe.
@@ -93,7 +94,7 @@ def name_prompt(recipe: Recipe, columns: Columns) -> str:
 
 
 def read_examples(splits: Splits, columns: Columns, prompt: str = PROMPT) -> Examples:
-    """Read the first examples of the validation split, or of the training split if there is no other.
+    """Read the first examples of the validation split, or of the training split if there is no validation split.
 
     Args:
         splits: the splits, at the version that is trained on.
@@ -103,6 +104,7 @@ def read_examples(splits: Splits, columns: Columns, prompt: str = PROMPT) -> Exa
     Raises:
         DataError: data is missing or broken.
     """
+    # The example requests have only messages: MLflow's signature of a chat model has a column of tools anyway.
     read_columns = [column for column in columns.content_columns if column != columns.tools]
     training_fields = {*_TRAINING_FIELDS, columns.message_weight}
     for name in ("validation", "train"):
@@ -171,7 +173,7 @@ def _get_answer_text(answer: str | _Messages) -> str:
 def infer_signature(examples: Examples) -> ModelSignature:
     """Infer the signature from examples.
 
-    For prompts, input and output are one text column each. For conversations it is MLflow's signature of a chat model, which also has the
+    For prompts, input and output are one text column each. For conversations the signature is MLflow's for a chat model, which also has the
     optional columns that clients of an endpoint send. If messages of the data do not fit this signature, for example because they have
     other fields, the type inferred from the data replaces its type of messages. Both signatures have the same parameters.
     """
@@ -210,13 +212,14 @@ def _fits(request: Any, schema: Schema) -> bool:
 def _build_parameters() -> ParamSchema:
     """Return the parameters of a request; without them, decoding is greedy.
 
-    NB: without defaults: MLflow would add them to each request that lacks the parameter, and override the server's settings.
+    NB: the settings have no defaults: MLflow would add them to each request that lacks the parameter, and override the server's settings.
     """
     from mlflow.types import ParamSchema, ParamSpec
 
     return ParamSchema(
         [
             *(ParamSpec(name, kind, None) for name, kind in _SETTINGS.items()),
+            # MLflow requires a list as the default of a list; `scoring` ignores an empty list.
             ParamSpec("stop_strings", "string", [], shape=(-1,)),
         ]
     )

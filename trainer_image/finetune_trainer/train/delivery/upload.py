@@ -72,12 +72,13 @@ def check(mode: Upload | None, run_id: str) -> None:
 
 
 def require(mode: Upload | None, run_id: str) -> None:
-    """Check immediately before the upload that the server supports the upload mode.
+    """Check that the server supports the upload mode; `register` calls this again immediately before the upload.
 
-    NB: if it does not, MLflow's client silently sends files of any size to the server.
+    NB: if the server does not, MLflow's client silently sends files of any size to the server.
 
     Raises:
-        RecipeRefusedError: the server does not support the upload mode. If the server does not answer, errors of MLflow's client.
+        RecipeRefusedError: the server does not support the upload mode.
+        Exception: an error of MLflow's client, for example because the server does not answer.
     """
     mistake = _find_mistake(mode, run_id) if mode is not None else None
     if mistake:
