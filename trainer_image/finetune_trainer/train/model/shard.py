@@ -48,9 +48,9 @@ def build_mesh(strategy: str, world: World, timeout_seconds: int | None = None) 
 
 
 def shard(network: Network, mesh: DeviceMesh, precision: str, *, replicate_frozen: bool = False) -> Network:
-    """Shard a network: an FSDP group for each decoder layer, one for the embedding and one for the output layer.
+    """Shard a network: an FSDP group for each decoder layer, and, unless they are tied, for the embedding and for the output layer.
 
-    The embedding is gathered only for its forward pass, and the output layer until its gradient is known, which is at the beginning of
+    An untied embedding is gathered only for its forward pass, and the output layer until its gradient is known, which is at the beginning of
     the backward pass. Parameters keep their dtype, gradients are reduced in fp32, and layers compute in `precision`.
     Gradients are summed over the ranks, not averaged: the loop divides the loss by the global count.
 

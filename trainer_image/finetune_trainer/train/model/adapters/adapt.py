@@ -53,6 +53,7 @@ def adapt(model: PreTrainedModel, method: Method, base: str, new_tokens: NewToke
         config = kind(task_type="CAUSAL_LM", num_virtual_tokens=prompt.virtual_tokens)
     else:
         config = _build_lora_config(model, method, new_tokens)
+    # The ends of a model are its embedding and its output layer.
     end_names = embedding_and_head_names(model)
     try:
         adapted = peft.get_peft_model(model, config)
@@ -66,7 +67,7 @@ def adapt(model: PreTrainedModel, method: Method, base: str, new_tokens: NewToke
     for weight in trained_parameters(adapted):
         # NB: changed in place, because a new parameter would no longer be tied.
         weight.data = weight.data.float()
-    # An adapter is loaded with its base: record the name in the recipe, not a folder of this pod.
+    # An adapter is loaded with its base: record the base's name from the recipe, not its folder in this pod.
     adapted.peft_config["default"].base_model_name_or_path = base
     return adapted
 
@@ -91,7 +92,6 @@ def _build_lora_config(model: PreTrainedModel, method: Method, new_tokens: NewTo
     lora = method.lora or Lora()
     tower_names = find_towers(model)
     _check_targets(model, lora.target_modules, tower_names)
-    # The ends of a model are its embedding and its output layer.
     modules_to_save, ends = _resolve_modules_to_save(model, method), embedding_and_head_names(model)
     if new_tokens.ids:
         _check_targets_with_new_tokens(lora.target_modules, ends)
@@ -115,7 +115,8 @@ def _build_lora_config(model: PreTrainedModel, method: Method, new_tokens: NewTo
         lora_alpha=lora.alpha,
         lora_dropout=lora.dropout,
         target_modules=list(lora.target_modules) or "all-linear",
-        # NB: adapters of towers would get no gradient. peft matches a string, as a pattern, against whole names.
+        # NB: adapters of towers, which process no text (`find_towers`), would get no gradient. peft matches a string, as a pattern, against
+        # whole names.
         exclude_modules="|".join(rf"{re.escape(name)}(\..+)?" for name in tower_names) or None,
         use_rslora=lora.scaling == "RankStabilized",
         use_dora=method.type == "DoRA",
@@ -200,7 +201,7 @@ def _is_within(layer: str, modules: list[str]) -> bool:
 
 
 def _does_name_match(name: str, layer: str) -> bool:
-    """Whether a name in a recipe matches a layer: it is the name of the layer, or its end."""
+    """Whether a name in a recipe matches a layer: it is the layer's full name, or the last parts of the full name."""
     return layer == name or layer.endswith(f".{name}")
 
 

@@ -1,4 +1,4 @@
-"""PiSSA: low-rank layers that begin as the principal part of their weights (Meng et al., arXiv:2404.02948).
+"""PiSSA: low-rank layers that begin as the principal part of the weight that they adapt (Meng et al., arXiv:2404.02948).
 
 With W = U S V^T, A and B begin as A0 = sqrt(S_r / scaling) V_r^T and B0 = U_r sqrt(S_r / scaling), as in peft, and the frozen
 weight becomes W - scaling B0 A0. A0 and B0 are kept with A and B, sharded alike, and are part of each checkpoint: a

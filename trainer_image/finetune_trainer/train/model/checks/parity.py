@@ -1,7 +1,7 @@
 """Compares the logits of training with the logits of the model's own forward pass, before the first step.
 
-The model's own forward pass gets each document alone, with eager attention. Training gets the same documents as in every step: in
-one packed row, or in padded rows, with the attention of the run.
+The model's own forward pass gets each document alone, with eager attention. Training gets the same documents,
+arranged as in every step: in one packed row, or in padded rows, with the attention of the run.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _SECOND_TOKENS = 6
 # The tolerance is this multiple of the measured rounding noise, but not below or above these shares of the logits.
 _NOISE_FACTOR, _MIN_TOLERANCE, _MAX_TOLERANCE = 3.0, 1e-3, 0.3
-# The errors of a model's code that does not support its inputs.
+# Errors of a model's code that does not support the inputs of training.
 _MODEL_ERRORS = (
     ArithmeticError,
     AssertionError,
@@ -58,7 +58,7 @@ class Subject:
     """The field of the recipe that has the address."""
     remedy: str = "choose another model, or train it with your own script"
     packing_remedy: str | None = None
-    """The remedy if only packed rows are wrong; None if the rows are not packed."""
+    """The remedy if only rows of several documents are wrong; None if each row has one document."""
     overflow_remedy: str | None = None
     """The remedy if the model overflows in FP16; None if it does not compute in FP16."""
 
@@ -78,7 +78,7 @@ class Subject:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Differences between logits [tokens, vocabulary]: the upper quartile over the tokens of a document, then the maximum of two documents.
+    """Differences between logits [tokens, vocabulary]: the upper quartile over the tokens of a document; of two documents, the maximum.
 
     At a token, two vectors of logits differ by |first - second| / |second|. The mean of each vector is subtracted first, because a
     constant does not change probabilities.
@@ -87,7 +87,7 @@ class Comparison:
     reference: float
     """Between training's logits and the logits of the model's own forward pass."""
     context: float
-    """Between training's logits of the second document, and the same after another first document and with another last token."""
+    """Between training's logits of the second document, and its logits after another first document and with another last token."""
     look_ahead: float
     """Between the model's own logits of a document with two different last tokens, at the tokens before the last."""
     noise: float
@@ -167,6 +167,7 @@ def check(
             "whose attention computes different logits in training than in the model's own forward pass "
             f"(they differ by {unpacked.reference:.0%}): {subject.remedy}",
         )
+    # Both sides now run the same decoder in the same way: only the LM head remains as the cause.
     raise _refusal(
         network,
         subject,

@@ -1,4 +1,4 @@
-"""The input of the checks of a network before its first step, and the key that their results depend on."""
+"""The input of the checks of a network before its first step, and the key of what their results depend on."""
 
 from __future__ import annotations
 

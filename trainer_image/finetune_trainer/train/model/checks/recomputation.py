@@ -126,8 +126,8 @@ def _checkpoint_options(model: nn.Module, kind: Recomputation) -> dict[str, Any]
 class _SavePolicy:
     """The policy of one layer in one forward pass: save the outputs of attention, and of every second product, as torchtitan does.
 
-    NB: it does not save products whose output a model changes in place. torch notices the change only if the output is not
-    reshaped; otherwise it computes with the changed output.
+    NB: `products` has none whose output a model changes in place. torch notices such a change only if the output is not reshaped;
+    otherwise the backward pass would compute with the changed output.
     """
 
     def __init__(self, attention: set[Any], products: set[Any]) -> None:
@@ -175,7 +175,7 @@ def verify(network: Network, kind: Recomputation, recipe: Recipe, world: World, 
     """Return the activation checkpointing to use: `kind`, or Full if `kind` changes the gradients.
 
     Compares one layer of each class in the network, with its weights and its input for a few tokens, on all ranks together. The
-    tolerance is the difference between two equal runs without recomputation.
+    tolerance is a multiple of the difference between two equal runs without recomputation, and some rounding errors.
 
     Args:
         network: sharded, with its weights, before its layers are compiled.

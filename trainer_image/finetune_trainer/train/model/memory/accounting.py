@@ -1,7 +1,7 @@
 """Counts the memory, the collectives and the waits of a step, operation by operation, also on fake tensors.
 
-torch's own FSDPMemTracker cannot be used: it does not support `torch.autograd.grad` in a forward pass, which computes losses in
-chunks (torch 2.13). tests/unit/trainer/test_plan.py compares both where the tracker works.
+torch's own FSDPMemTracker cannot be used: it does not support `torch.autograd.grad` in a forward pass (torch 2.13), where chunked
+losses call it. tests/unit/trainer/test_plan.py compares the tracker with this module where the tracker works.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ KINDS = ("parameters", "gradients", "optimizer", "gathered", "activations", "wor
 _BLOCK_BYTES = 512
 _COLLECTIVE_NAMESPACES = ("c10d", "_c10d_functional")
 _NOT_COLLECTIVES = {"wait_tensor", "barrier", "monitored_barrier_"}
-# Names of the same collective in torch's operators.
+# The collective that each of torch's operators runs.
 _COLLECTIVE_KINDS = {
     "_allgather_base_": "all-gather",
     "all_gather_into_tensor": "all-gather",

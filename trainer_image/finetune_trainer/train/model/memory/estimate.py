@@ -32,7 +32,7 @@ _ADAPTER_FEED_FORWARD_WIDTHS = {"None": 0.0, "Selective": 1.0, "Full": 0.0}
 # Widths per copy of a token for an expert: the input of the expert, its output, and the output times the router's weight.
 _EXPERT_COPY_WIDTHS = {"None": 3.0, "Selective": 0.0, "Full": 0.0}
 # Bytes per logit of a chunk: the logit, its log-probability and its gradient, all fp32. FP16 adds a scaled copy of the gradient, and
-# distillation adds those of the teacher and the divergence. tests/unit/trainer/model/memory/test_estimate.py counts them.
+# distillation adds numbers of the teacher and of the divergence. tests/unit/trainer/model/memory/test_estimate.py counts them.
 _LOGIT_BYTES, _FP16_LOGIT_BYTES, _DISTILLATION_LOGIT_BYTES = 12, 16, 24
 
 
@@ -139,7 +139,7 @@ class _Step:
         )
 
     def recompute_last_layer(self) -> Estimate:
-        """The last layer is recomputed in full, and its gradient computed, while the next one is gathered."""
+        """The last layer is recomputed in full, and its gradient computed, while the layer before it is gathered."""
         baseline, shape = self.baseline, self.shape
         # The gradient of an untied output layer is being reduced; a tied layer's gradient waits for the embedding's.
         output_gradient = (

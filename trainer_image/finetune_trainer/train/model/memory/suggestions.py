@@ -51,6 +51,7 @@ def suggest_changes(shape: Shape, recipe: Recipe, world: World, *, row_tokens: i
         return needed_memory.total <= limit
 
     shards = count_shards(recipe, world)
+    # If the job already fits here, the recipe only recomputes less than `fits` assumes.
     if fits(shards):
         return "what would fit: training.activationCheckpointing Full (or Auto)"
     if training.per_device_batch_size > 1 and fits(shards, batch_size=1):

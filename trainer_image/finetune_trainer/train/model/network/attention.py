@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 # Two names of one attention: in a loop over the documents on CPUs, and as one kernel on GPUs.
 NAME, NAME_ON_GPU = "isolated", "isolated_on_gpu"
 NAMES = (NAME, NAME_ON_GPU)
-# Layer types of configurations in which tokens interact only through attention.
+# Values in a config's `layer_types` of layers whose tokens interact only through attention.
 _ATTENTION_LAYER_TYPES = {"full_attention", "sliding_attention"}
 # Models that build their mask without position ids, so that it ignores documents (transformers 5.23).
 _MODELS_MASKING_WITHOUT_POSITIONS = {"afmoe", "gpt_oss", "opt"}

@@ -145,7 +145,7 @@ class Network(nn.Module):
                     use_cache=False,
                     **self._attention_arguments(batch),
                 ).last_hidden_state
-        # With virtual tokens, each row is one document: the recipe has no packing.
+        # With virtual tokens, the recipe has neither noise nor packing: each row is one document.
         if isinstance(prompt, torch.Tensor):
             words = self.base.get_input_embeddings()(batch.input_ids)
             states = decoder(inputs_embeds=torch.cat([prompt.to(words.dtype), words], dim=1), use_cache=False)

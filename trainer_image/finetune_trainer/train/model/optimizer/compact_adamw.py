@@ -96,8 +96,8 @@ class CompactAdamW(torch.optim.Optimizer):
         if not state:
             state.update(self._initialize_state(weight))
         local_weight, rows = local_rows(weight)
-        # NB: packed experts have three dimensions, a matrix for each expert.
         local_gradient, _ = local_rows(weight.grad)
+        # NB: packed experts have three dimensions, a matrix for each expert.
         values, gradients = _as_rows(local_weight), _as_rows(local_gradient)
         first_moment = self._find_moment(state, "exp_avg", values.device)
         second_moment = self._find_moment(state, "exp_avg_sq", values.device)
@@ -127,7 +127,7 @@ class CompactAdamW(torch.optim.Optimizer):
         if scales is None:
             return _Moment(_as_rows(local_values), None, None)
         local_scales, _ = local_rows(scales)
-        # The second moment is a mean of squares.
+        # The second moment is a mean of squares, so its codes have no sign.
         signed = name == "exp_avg"
         if (device, signed) not in self._code_values:
             self._code_values[device, signed] = torch.tensor(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-# As in torch.amp.GradScaler, except the minimum scale: a step that is broken at this scale has another cause.
+# As in torch.amp.GradScaler, except the minimum scale: if a step is not finite at this scale, the scale is not the cause.
 _INITIAL_SCALE, _MIN_SCALE, _GROWTH_STEPS = 2.0**16, 1.0, 2000
 
 

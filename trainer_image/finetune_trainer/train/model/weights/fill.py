@@ -59,7 +59,7 @@ def fill(
     if adapter is not None:
         world.agree(lambda: _read_adapter(model, recipe, adapter))
         return
-    # A `prompt_encoder` has a prefix, or a prompt, whose values are replaced below.
+    # A `prompt_encoder` has a prefix, which keeps these values, or a prompt, which `_initialize_prompt` sets below.
     for name, parameter in model.named_parameters():
         if any(part in name for part in (".lora_A.", ".lora_B.", "prompt_encoder.")):
             rows.set_rows(parameter, adapt.compute_initial_value(name, parameter.shape, recipe.training.seed))

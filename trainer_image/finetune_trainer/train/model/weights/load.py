@@ -70,7 +70,7 @@ def build_skeleton(recipe: Recipe, source: Path, world: World, field: str = "mod
                 config, precision.base_dtype(recipe), trust=recipe.model.trust_remote_code
             )
     if recipe.objective.type in COLUMNS_OF_OBJECTIVE:
-        # NB: before the choice of attention, which depends on it.
+        # NB: before the choice of attention, which depends on dropout.
         dropout.remove(model, f"{field} {recipe.model.base}")
     is_isolated = attention.isolate(model, card=world.card, half=is_half, soft_prompt=has_soft_prompt)
     _check_documents(model, recipe, field, can_separate=is_isolated or attention.can_mask_documents(model))
@@ -89,7 +89,7 @@ def _has_untied_values(model: PreTrainedModel, source: Path) -> bool:
 
 
 def build_empty_model(config: Any, dtype: torch.dtype, *, trust: bool) -> PreTrainedModel:
-    """Build a model with parameters on the meta device and real buffers, which the files do not contain."""
+    """Build a model with parameters on the meta device and real buffers, because the files lack most buffers."""
     from accelerate import init_empty_weights
     from transformers import AutoModelForCausalLM
 

@@ -183,8 +183,8 @@ def copy_base(base: Path, spec: Model, directory: Path, field: str = "model.base
 def _needs_whole_base(config: Any, base: Path) -> bool:
     """Whether an adapter can only be merged into a base that is in memory.
 
-    These are bases that `stored_tensors` cannot read, and adapters that are not LoRA, or whose layers are computed from the weights
-    of the base (PiSSA, OLoRA, CorDA and others): peft needs the weights when it adds the layers.
+    True for a base that `stored_tensors` cannot read, and for an adapter that is not LoRA, or whose layers are computed from the
+    weights of the base (PiSSA, OLoRA, CorDA and others): peft needs the weights when it adds the layers.
     """
     import peft
 

@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 
 _GENERATION = "generation_config.json"
 _WEIGHTS_PATTERN, _INDEX = "model{suffix}.safetensors", "model.safetensors.index.json"
-# Proxied uploads above 5 GB fail.
+# Uploads through the MLflow server fail for files above 5 GB.
 _MAX_SHARD_SIZE = "4GB"
 
 
 def save(model: Any, folder: Path, source: Path, **options: Any) -> None:
-    """Save a model that is in memory in shards, with the generation config of its base.
+    """Save a model whose weights are in memory, in shards, with the generation config of its base.
 
     Args:
         model: a model of transformers.
@@ -59,8 +59,8 @@ def save(model: Any, folder: Path, source: Path, **options: Any) -> None:
 class Standalone:
     """A model whose weights stay in the files of its base until they are written.
 
-    Its matrices have a shape and a dtype on the host, but no memory and no values, so that peft can load an adapter onto it as
-    onto any model.
+    Its parameters have a shape and a dtype on the host, but no memory and no values, except `adapter_names`. So peft can load an
+    adapter onto it as onto any model.
 
     Args:
         spec: names the base.

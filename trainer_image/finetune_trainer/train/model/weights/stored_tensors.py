@@ -118,7 +118,7 @@ def map_layout(model: PreTrainedModel, stored: Mapping[str, Part]) -> Layout:
     """Map the tensors in files to the parameters of a model, as transformers' `from_pretrained` does.
 
     Args:
-        model: a model with parameters on the meta device, with the names of transformers.
+        model: a model with the names of transformers; it need not have values.
         stored: the tensors in the files, by name.
 
     Raises:
@@ -140,7 +140,7 @@ def map_layout(model: PreTrainedModel, stored: Mapping[str, Part]) -> Layout:
     }
     state = model.state_dict()
     layout = Layout({}, {})
-    # The names of the tensors that a converter takes: by the name of its first parameter, then by the pattern that they match.
+    # The names of the tensors that a converter takes: by the name of the first parameter that it makes of them, then by pattern.
     converted: dict[str, dict[str, list[str]]] = {}
     for name in sorted(stored, key=dot_natural_key):
         # The name in the model, and the pattern of the converter that matches the tensor; None: the tensor is the parameter.
@@ -234,7 +234,7 @@ class _Conversion:
             # An unknown operation may mix rows.
             return True
 
-        # The first operation stacks the tensors, and no later operation may apply to dimension 0, or to a dimension counted from the end.
+        # The first operation stacks the tensors, and no later operation may apply to dimension 0. A dimension counted from the end may be 0.
         merge, *operations = self.converter.operations
         is_stacking = type(merge) is MergeModulelist and merge.dim == 0
         return is_stacking and not any(mixes_rows(operation) for operation in operations)
