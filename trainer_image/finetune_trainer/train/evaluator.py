@@ -1,4 +1,4 @@
-"""Evaluation on the validation split: when it is due, the mean loss, and its effect on the run."""
+"""Evaluation on the validation split: when it is due, the mean loss, and the effect of the loss on the run."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class Evaluator:
         """
         if self._training.select != "Best":
             return loss, None
-        # NB: not progress.best_eval_loss: the storage may have failed when those weights were saved.
+        # NB: not progress.best_eval_loss: the storage may have failed when the weights of that loss were saved.
         step, best_loss = checkpointer.best_step, checkpointer.best_step_loss
         if step is None or best_loss is None or best_loss >= loss:
             self._world.say(f"keeping the last weights, with loss {loss:.4f}: no saved checkpoint is better")

@@ -88,7 +88,7 @@ def count_graphs(recipe: Recipe, source: Path, card: Card) -> tuple[int, int]:
 
 
 def _shrink_recipe(recipe: Recipe) -> Recipe:
-    """Return the recipe for the small model, not quantized: 4-bit weights change no graph, but need values."""
+    """Return the recipe for the small model, not quantized: 4-bit weights change no graph, but can only be made from values."""
     training = recipe.training
     changes: dict[str, Any] = {
         "max_length": _MAX_LENGTH,

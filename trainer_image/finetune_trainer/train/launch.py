@@ -93,7 +93,7 @@ def set_defaults(environment: MutableMapping[str, str], threads: int) -> None:
     environment.setdefault("TOKENIZERS_PARALLELISM", "true")
     # NCCL reports a link that fails during a collective in its log only, not in an exception.
     environment.setdefault("NCCL_DEBUG", "WARN")
-    # The older name of PYTORCH_ALLOC_CONF.
+    # The older name of PYTORCH_ALLOC_CONF, which users may have set instead.
     if "PYTORCH_CUDA_ALLOC_CONF" not in environment:
         # Buffers of different sizes come and go: blocks that can grow leave fewer holes between them.
         environment.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
@@ -122,7 +122,7 @@ def _stop_before_workers(_signal: int, _frame: object) -> None:
 
 
 def _end_in_rendezvous() -> None:
-    """End a launcher that waits for other pods: Python runs no signal handler there, and no work is lost."""
+    """End a launcher that waits for other pods: Python runs no signal handler during that wait, and no work is lost."""
     # If workers run, torchrun has replaced the handler, and passes the signal on to them.
     if signal.getsignal(signal.SIGTERM) is not _stop_before_workers:
         return
@@ -188,7 +188,7 @@ def find_first_failure(failures: Mapping[int, ProcessFailure], folder: Path) -> 
     outcome = scratch.read_outcome(folder, rank)
     if outcome is not None and outcome.message.error is not None:
         return _build_failure(rank, outcome.code, outcome.message.error, outcome.message.checkpoint_step)
-    # NB: of this rank only: torchrun stops the other ranks, so their exit codes mean nothing. A negative code is minus a signal.
+    # NB: only the code of this rank: torchrun stops the other ranks, so their codes mean nothing. A negative code is minus a signal.
     code = failures[rank].exitcode
     if code >= 0:
         failure = PodFailure("WorkerFailed", f"rank {rank} exited with code {code}: see its log", rank=rank)

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from finetune_crds.status_parts import Recomputation
 
 _GIB = 2**30
-# The GPU if neither the recipe nor the command line names one; the name of a product has the size of its memory.
+# The GPU if the recipe names none; the name of a product has the size of its memory.
 _DEFAULT_PRODUCT = "NVIDIA-H100-80GB-HBM3"
 _PRODUCT_MEMORY = re.compile(r"(\d+)GB")
 # A slice of a GPU, in the name of a product or of a resource.
@@ -123,7 +123,7 @@ def print_plan(*, config: Path | None, gpu_memory: float | None) -> None:
 
     Args:
         config: folder of the model's config.json; None: the config of model.base is fetched.
-        gpu_memory: memory of a GPU in GiB; None: by the name in distributed.gpu.product.
+        gpu_memory: memory of a GPU in GiB; None: by the names in distributed.gpu, or the name of the default GPU.
 
     Raises:
         RecipeRefusedError: the recipe violates rules of FineTuneJob.spec, or its step cannot be planned.

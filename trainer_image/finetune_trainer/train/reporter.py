@@ -166,7 +166,7 @@ class Reporter:
         grad_norm: Callable[[], float],
         loss_scale: Callable[[], float | None] = lambda: None,
     ) -> Report:
-        """Start a new window and return the means of the last window; waits for the GPU.
+        """Close the window and return its means, and start a new window; waits for the GPU.
 
         Args:
             step: the last step of the window.

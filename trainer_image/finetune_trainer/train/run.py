@@ -224,7 +224,7 @@ class Run:
             verdict=recomputation.Verdict.of(progress.recomputation),
             on_verdict=verdicts.append,
         )
-        # The newest checkpoint keeps the results.
+        # Each later checkpoint has the results, so that a resumed attempt need not check again.
         verdict = asdict(verdicts[0]) if verdicts else None
         return network, replace(progress, logits_checked=check_key, recomputation=verdict)
 

@@ -60,7 +60,8 @@ class Answers:
 
         Args:
             loss: a scalar, without a gradient.
-            slopes: its derivatives with respect to `log_probabilities` [examples, 2]. With them, each chunk of targets has its own gradient.
+            slopes: its derivatives with respect to `log_probabilities` [examples, 2]. With the slopes, the gradient is
+                computed one chunk of targets at a time.
         """
         if not torch.is_grad_enabled():
             return loss

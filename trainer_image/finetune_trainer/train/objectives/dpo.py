@@ -60,8 +60,9 @@ class Dpo(ReferenceObjective):
 class Ipo(ReferenceObjective):
     """The IPO loss (d - 1 / (2 beta))^2, d = chosen's mean gain - rejected's mean gain; one loss per pair.
 
-    The loss is equation 17 of Azar et al., arXiv:2310.12036. The mean gain of an answer is its gain (`compute_gains`) divided by its number of tokens, as in TRL and as IPO's authors computed it:
-    with sums, long answers would miss the same target by more. The reward margins are those of DPO, from the gains themselves.
+    The loss is equation 17 of Azar et al., arXiv:2310.12036. The mean gain of an answer is its gain (`compute_gains`) divided by its
+    number of tokens, as in TRL and as IPO's authors computed it: with sums, long answers would miss the same target by more. The reward
+    margins are those of DPO, from the gains themselves.
 
     Args:
         beta: strength of the penalty for leaving the reference, the paper's tau.

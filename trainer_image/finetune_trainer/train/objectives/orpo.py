@@ -21,7 +21,7 @@ class Orpo(AnswerObjective):
     """The ORPO loss -c - weight x log sigmoid(log odds(c) - log odds(r)), odds(x) = e^x / (1 - e^x); one loss per pair.
 
     c and r are the mean log-probabilities of the tokens of the chosen and of the rejected answer. -c is the cross-entropy of the
-    chosen answer, as in the paper's equation 6 and in LLaMA-Factory; TRL's includes the tokens of the prompt. Rewards are
+    chosen answer, as in the paper's equation 6 and in LLaMA-Factory; TRL's cross-entropy includes the tokens of the prompt. Rewards are
     weight x c and weight x r, as in TRL.
 
     Args:

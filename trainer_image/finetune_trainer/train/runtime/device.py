@@ -80,7 +80,7 @@ def check(recipe: Recipe, processes: int, gpus: Gpus, parameters: Callable[[], i
         recipe: the recipe.
         processes: ranks of this pod.
         gpus: the GPUs that this pod sees.
-        parameters: counts the parameters of the base model; called only if the check depends on it.
+        parameters: counts the parameters of the base model; called only if the check depends on the count.
 
     Raises:
         RecipeRefusedError: GPUs are missing, or fewer than ranks.

@@ -30,7 +30,7 @@ _GLOO_LOSS = re.compile(
 
 
 def explain_error(error: BaseException, rank: int) -> BaseException:
-    """Return the error to report: with a remedy for a lack of GPU memory, and marked as a consequence if another rank failed."""
+    """Return the error to report: one that explains a lack of GPU memory or a failed collective, or else the error itself."""
     if _is_out_of_memory(error):
         # NCCL names what failed in the last line.
         detail = _join_first_and_last_line(error) if isinstance(error, dist.DistError) else first_line(error)
