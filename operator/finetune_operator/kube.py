@@ -1,6 +1,6 @@
 """The Kubernetes API as this operator uses it: plain JSON, server-side apply, deletion by uid.
 
-The generated model classes are not used: they take longer than the requests, and drop unknown fields.
+The generated model classes are not used: filling them takes longer than the requests, and drops unknown fields.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from finetune_operator.fence import PROCESS_FENCE, READING_METHODS, Fence, NotLe
 _TIMEOUT_SECONDS = 30
 _MAX_RETRY_AFTER_SECONDS = 60
 _PAGE_OBJECTS = 500
-# Of a response that is not JSON, in a message.
+# How much of a response that is not JSON a message quotes.
 _MAX_QUOTED_CHARS = 500
 JSON_TYPE = "application/json"
 _METADATA_TYPE = f"{JSON_TYPE};as=PartialObjectMetadataList;v=v1;g=meta.k8s.io"

@@ -25,8 +25,8 @@ from finetune_operator.kube import KubeError
 from finetune_operator.policy.status import with_condition
 from finetune_operator.settings import Settings
 
-# A pass that wrote the status is followed by another pass, which decides from the new status. After this delay, the same pass also handles
-# the events of the children that the first pass created.
+# A pass that wrote the status is followed by a second pass, which decides from the new status. After this delay, the second pass also
+# handles the events of the children that the first pass created.
 _SETTLE_SECONDS = 0.3
 
 log = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class FineTuneJobReconciler(Reconciler):
         # Read back at once what was written to MLflow or Databricks, except for a canceled run, whose end takes a while.
         has_written_run = any(not isinstance(action, CancelRun) for action in decision.actions)
         # NB: the API server's response to a changed finalizer or a scaled Job may include changes by other clients. The store then has
-        # these changes before their events, which cause no pass.
+        # these changes before their events arrive, so these events cause no pass.
         has_patched = decision.finalizer is not None or bool(decision.scaled)
         if has_written_run or has_patched:
             return 0.0

@@ -13,7 +13,7 @@ from finetune_operator.finetunejob.model import FineTuneJob
 
 
 def is_unpinned(ftj: FineTuneJob) -> bool:
-    """Whether the job still needs versions for its aliases, even while it is suspended; until then it has no MLflow run."""
+    """Whether the job still needs versions for its aliases, even while it is suspended. It gets no MLflow run before it has them."""
     return bool(unpinned_aliases(ftj))
 
 
@@ -33,7 +33,7 @@ def unpinned_aliases(ftj: FineTuneJob) -> dict[str, Aliased]:
 def aliases_to_resolve(ftj: FineTuneJob) -> dict[str, Aliased]:
     """The aliases to resolve, by the field of `status.pinned`; empty while the job does not run.
 
-    NB: a job that is not accepted is not resolved: the registry address in its spec may contain a password.
+    NB: only for an accepted job: `accept` refuses a registry address that contains a password.
     """
     if ftj.spec is None or ftj.spec.suspend or not ftj.holds(ConditionType.ACCEPTED):
         return {}
@@ -59,7 +59,7 @@ def repository(ftj: FineTuneJob) -> Git | None:
 
 
 def repository_to_resolve(ftj: FineTuneJob) -> Git | None:
-    """The repository whose revision must be resolved; None if the commit is known, or the job does not run yet."""
+    """The repository whose revision must be resolved; None without a repository, if the commit is known, or while the job does not run."""
     git = repository(ftj)
     if git is None or ftj.status.code or ftj.is_finished or ftj.deleting:
         return None

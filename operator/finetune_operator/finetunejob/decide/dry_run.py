@@ -2,8 +2,8 @@
 
 A preparation takes hours, and a correction of spec.pods does not change the pods of an existing Job. Until the data are prepared,
 the check runs once for each generation of the spec. It is repeated after a rejection or an error, since the policies of the API
-server and the defaults of the chart can change while the spec does not. Kueue's queues change too: if a preparation runs
-first, the queue must exist before it starts. A full quota does not stop the job: its pods need the quota only after the
+server and the defaults of the chart can change while the spec does not. Kueue's queues change too. If a preparation runs
+first, the job's queue must exist before the preparation starts. A full quota does not stop the job: its pods need the quota only after the
 preparation, when other jobs may have ended.
 """
 
@@ -127,10 +127,11 @@ def _controller(draft: Draft) -> Json:
 
 
 def _record(draft: Draft, answer: DryRunAnswer) -> Condition | None:
-    """Record the answer, and return its condition. Without a preparation, pods report the rest, so the status keeps only what blocks the job."""
+    """Record the answer, and return its condition. Without a preparation, the status keeps only an answer that blocks the job."""
     message = f"{answer.message}{_remedy(draft, answer)}"
     draft.set(ConditionType.PODS_ADMITTED, answer.admitted, answer.reason, message)
     pods_admitted = draft.condition(ConditionType.PODS_ADMITTED)
+    # Without a preparation, the real pods start now, and show any other problem themselves.
     if pods_admitted and draft.spec.prepare is None and not _is_blocking(pods_admitted):
         draft.unset(ConditionType.PODS_ADMITTED)
     return pods_admitted

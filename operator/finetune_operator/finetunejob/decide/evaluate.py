@@ -32,7 +32,7 @@ _CONTAINER = evaluation_pod.CONTAINER
 
 
 def evaluate(draft: Draft) -> Outcome:
-    """Evaluate the version and write its metrics to MLflow; the pass ends until they are written."""
+    """Evaluate the version and write its metrics to MLflow. Until they are written, each pass ends here."""
     name = names.evaluate_name(draft.ftj.name)
     # Not draft.status: `release` requires that an earlier pass wrote the result.
     if draft.ftj.status.evaluation:
@@ -135,7 +135,7 @@ def _observed_version(draft: Draft) -> RegisteredVersion | None:
 
 
 def _wait_for_version(draft: Draft, mlflow: Mlflow | None, message: str) -> None:
-    """Wait for MLflow to respond, or for a recorded version that it does not find."""
+    """Wait for MLflow to respond, or for a recorded version that MLflow does not find."""
     if mlflow and mlflow.problem is None:
         wait_for_lost_version(draft, ConditionType.EVALUATED, ConditionReason.EVALUATING)
         return
@@ -147,7 +147,7 @@ def _wait_for_version(draft: Draft, mlflow: Mlflow | None, message: str) -> None
 
 
 def _restore_companions(draft: Draft) -> None:
-    """Create the ConfigMap again if somebody deleted it. Its recipe needs the version, so it waits for MLflow."""
+    """Create the ConfigMap again if somebody deleted it, once MLflow has responded: the recipe needs the version."""
     version = _observed_version(draft)
     if version:
         config_map = ("ConfigMap", names.evaluate_name(draft.ftj.name))

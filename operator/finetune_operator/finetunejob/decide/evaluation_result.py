@@ -21,7 +21,7 @@ from finetune_operator.text import shorten
 
 # Tags that the trainer and the operator write begin with one of these.
 _RESERVED_PREFIXES = ("finetune_", "promoted_")
-# The other metrics are only counted in the message.
+# Metrics beyond this number are only counted in the message.
 _MAX_METRICS_IN_MESSAGE = 8
 _FORMAT_HINT = (
     f'write a JSON object of numbers, for example {{"accuracy": 0.9}}, of at most {contract.TERMINATION_MAX_BYTES} bytes, to the '

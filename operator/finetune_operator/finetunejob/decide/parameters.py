@@ -14,7 +14,7 @@ from finetune_operator.template_merge import is_below, mounts
 
 # A workspace path, at the beginning of a value or after the equals sign of an option.
 _PATH = re.compile(r"(?:^|=)((?:/Volumes/|/dbfs/|dbfs:/)\S+)")
-# The other paths are only counted in the warning.
+# Paths beyond this number are only counted in the warning.
 _MAX_PATHS = 3
 
 
@@ -32,7 +32,7 @@ class _Text(NamedTuple):
 
 
 def unreadable_secrets(spec: FineTuneJobSpec) -> Iterator[str]:
-    """Yield a mistake for each reference to a workspace secret, which a command would receive unresolved."""
+    """Yield a mistake for each reference to a workspace secret: a command would receive the reference, not the secret."""
     for item in _texts(spec):
         if secret_scopes.is_reference(item.text):
             yield (

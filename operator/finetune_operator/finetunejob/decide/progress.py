@@ -17,7 +17,7 @@ from finetune_operator.mlflow.model import Run
 # The width of the column that shows the step of the preparation.
 _MAX_PREPARATION_STEP_CHARS = 24
 LOSS_DIGITS = 4
-"""Decimal places of losses in the status, and of the goodput, which is a share."""
+"""Decimal places of losses, of the perplexity, and of the goodput (a share) in the status."""
 
 
 def copy_metrics(draft: Draft, run: Run) -> None:
@@ -62,6 +62,7 @@ def _copy_progress(draft: Draft, run: Run) -> None:
     loss_names = [name for name in (*contract.LOSSES, *contract.EVAL_LOSSES) if name in metrics]
     if contract.METRIC_STEP not in metrics and not loss_names:
         return
+    # The loggers of other trainers may report no step, but MLflow has the steps of their losses.
     step = to_count(metrics.get(contract.METRIC_STEP, _newest_step(run, loss_names))) or 0
     max_steps = to_count(metrics.get(contract.METRIC_MAX_STEPS, run.planned_steps))
     before = draft.status.progress
@@ -98,7 +99,7 @@ def _newest_step(run: Run, metric_names: Sequence[str]) -> float:
 
 
 def complete_progress(draft: Draft, step: int) -> None:
-    """Record that training has completed its last step, unless the progress already shows a later one."""
+    """If the status has progress, record there that training has completed its last step, unless it shows a later step."""
     progress = draft.status.progress
     if progress and step >= progress.step:
         finished = {
@@ -119,10 +120,10 @@ def clear_eta(draft: Draft) -> None:
 
 
 def show_preparation(draft: Draft) -> None:
-    """Show the step of the preparation in the summary of the progress while it runs, and remove it afterwards."""
+    """While the preparation runs, show its step in the summary of the progress. Remove the step afterwards."""
     before, mlflow = draft.status.progress, draft.observed.mlflow
     if phase(draft.status.conditions) != "Preparing":
-        # Only a training has steps that are numbers.
+        # Progress with numbers of steps is that of the training: keep it.
         shows_training = before is not None and bool(before.step or before.max_steps)
         if before and before.summary and not shows_training:
             draft.update(progress=None)

@@ -1,6 +1,6 @@
 """The summary conditions of a FineTuneJob, which kstatus and `kubectl wait` read.
 
-Ready: it has succeeded. Stalled: it has failed, or waits for a change of its spec. Reconciling: it runs, or waits for anything else.
+Ready: the job has succeeded. Stalled: it has failed, or waits for a change of its spec. Reconciling: it runs, or waits for anything else.
 Finished: it has succeeded or failed.
 """
 
@@ -67,7 +67,7 @@ def _find_phase_time(ftj: FineTuneJob, after: Phase | None, now: datetime) -> da
 
 
 def assess_readiness(conditions: Sequence[Condition]) -> Readiness:
-    """Derive the summary from the other conditions. NB: every pass sets at least one before, so there is an explanation."""
+    """Derive the summary from the conditions that are no part of it. NB: every pass sets one of these first, so there is an explanation."""
     job_phase = phase(conditions)
     explanation = next(_explanations(job_phase, {item.type: item for item in conditions}))
     also = _COMPANIONS.get(job_phase, (ConditionType.RECONCILING,))

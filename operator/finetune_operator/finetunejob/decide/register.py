@@ -16,7 +16,7 @@ from finetune_operator.registry.base import RegisteredVersion
 
 
 def register(draft: Draft) -> Outcome:
-    """Point the aliases at the version of this run; the pass ends until they do."""
+    """Point the aliases at the version of this run. Until they point at it, each pass ends here."""
     registration = draft.spec.register_
     if registration is None or draft.holds(ConditionType.REGISTERED):
         return Continue

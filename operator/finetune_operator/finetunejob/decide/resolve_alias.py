@@ -16,7 +16,7 @@ from finetune_operator.policy.result import Continue, Outcome, Stop
 
 
 def pin_versions(draft: Draft) -> Outcome:
-    """End the pass until the status has the version of each alias. It does not change again; the next pass has it in the spec."""
+    """End each pass until the status has the version of each alias. A recorded version stays; the next pass has it in the spec."""
     aliases = {} if draft.spec.suspend else unpinned_aliases(draft.ftj)
     if not aliases:
         return Continue

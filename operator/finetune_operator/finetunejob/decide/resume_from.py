@@ -19,7 +19,7 @@ from finetune_operator.policy.result import Continue, Outcome
 
 
 def find_checkpoints(draft: Draft) -> Outcome:
-    """End the pass until the starting checkpoints are known. Recorded checkpoints do not change."""
+    """End each pass until the starting checkpoints are known. Recorded checkpoints do not change."""
     reference = resume_from(draft.ftj)
     if reference is None or draft.status.resumed_from or draft.spec.suspend:
         return Continue
@@ -92,7 +92,7 @@ def _is_at_rest(ftj: FineTuneJob) -> bool:
 def _find_mistake(
     ftj: FineTuneJob, resumed_spec: FineTuneJobSpec, resumed_job: FineTuneJob, who: str
 ) -> str | None:
-    """Explain why a job with this spec can never continue another job; None if it can."""
+    """Explain why `ftj` can never continue `resumed_job`; None if it can."""
     if resumed_spec.trainer.command:
         return (
             f"{who} runs a custom command, and the built-in loop cannot read its checkpoints: "

@@ -67,7 +67,7 @@ def _resume(draft: Draft) -> None:
     if attempt:
         job = draft.observed.jobs.get(names.train_name(draft.ftj.name, attempt))
         ended_by_itself = job is not None and has_ended(job) and not is_being_deleted(job)
-        # Suspension has stopped any other attempt, and the next attempt starts. `train` reads the result of a Job that ended by itself.
+        # `train` reads the result of a Job that ended by itself. The suspension has stopped any other Job: the next attempt starts.
         if not ended_by_itself:
             draft.update(attempt=attempt + 1)
     what = checkpoint.describe_start(draft) if attempt else "goes on"

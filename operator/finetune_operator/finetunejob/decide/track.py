@@ -19,7 +19,7 @@ from finetune_operator.policy.result import Continue, Outcome
 
 @dataclass(frozen=True)
 class Usable:
-    """A run that the job logs to: the run in its status, or the run that replaces it."""
+    """A run that the job logs to: the run in its status, or the run that the status is about to name."""
 
     run: Run
 
@@ -139,7 +139,7 @@ def _report_not_found(draft: Draft, run_id: str) -> float:
 
 
 def _is_in_use(draft: Draft) -> bool:
-    """Whether pods of the training log to the run, or have registered a version from it."""
+    """Whether pods of the training may log to the run, or have completed the training and may have registered a version from the run."""
     name = names.train_name(draft.ftj.name, draft.status.attempt or 1)
     children = classify_children(draft.observed.jobs, draft.observed.pods, names.TRAIN, name, draft.now)
     may_log = children.current_job is not None or bool(children.stale_pods)
@@ -156,7 +156,7 @@ def may_train(draft: Draft) -> bool:
 
 
 def _create_run(draft: Draft) -> None:
-    """Request a new run to replace the run in the status, once the commit and the versions that the run names are known."""
+    """Request a new run, in place of any run in the status, once the commit and the versions that the run names are known."""
     if checkout.is_unresolved(draft) or is_unpinned(draft.ftj):
         return
     draft.update(mlflow=None)

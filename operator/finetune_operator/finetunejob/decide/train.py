@@ -31,7 +31,7 @@ _KEPT_ATTEMPTS = 3
 
 
 def train(draft: Draft) -> Outcome:
-    """Run attempts; the pass ends until one is complete."""
+    """Run attempts. Until one is complete, each pass ends here."""
     if draft.holds(ConditionType.TRAINED):
         name = names.train_name(draft.ftj.name, draft.status.attempt or 1)
         sidecars.release(draft, names.TRAIN, name, gang.CONTAINER)
@@ -62,6 +62,7 @@ def train(draft: Draft) -> Outcome:
 
 def _act_on(draft: Draft, number: int, state: step_state.WithJob) -> Outcome:
     match state:
+        # Lost: the training is complete as well, and only the report of rank 0 is missing.
         case step_state.Succeeded() | step_state.Lost():
             _finish(draft, state)
             return Continue

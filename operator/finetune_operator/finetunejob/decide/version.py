@@ -12,7 +12,7 @@ from finetune_operator.registry.base import RegisteredVersion
 
 
 def await_version(draft: Draft) -> Outcome:
-    """Copy the version of this run to the status; the pass ends until it exists."""
+    """Copy the version of this run to the status. Until MLflow finds it, each pass ends here, except to evaluate a recorded version."""
     registration = draft.spec.register_
     if registration is None or draft.holds(ConditionType.REGISTERED):
         return Continue

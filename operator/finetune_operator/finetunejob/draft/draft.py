@@ -26,7 +26,7 @@ _MAX_POLL_SECONDS = 60.0
 
 @dataclass
 class Draft(StatusBuilder[FineTuneJobStatus]):
-    """One pass over one job. `status` starts as the current status and becomes the new one. `Decision` explains the other fields."""
+    """One pass over one job. `status` starts as the current one and becomes the new one. `Decision` explains the fields after `status`."""
 
     ftj: FineTuneJob
     observed: Observed

@@ -20,7 +20,7 @@ from finetune_operator.template_merge import (
     requested_devices,
 )
 
-# The names of main containers in pods. Templates for an earlier version use them instead of MAIN_CONTAINER.
+# The names of main containers in pods. Templates for an earlier version of the operator use them instead of MAIN_CONTAINER.
 _OWN_CONTAINERS = (names.PREP_CONTAINER, names.TRAINER_CONTAINER, names.EVALUATE_CONTAINER)
 
 

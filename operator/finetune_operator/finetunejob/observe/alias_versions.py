@@ -1,4 +1,4 @@
-"""Resolves the aliases that FineTuneJobs start from, in the background: all jobs share one read per model and poll interval."""
+"""Resolves the aliases that FineTuneJobs start from, in the background: jobs with one login share a read per model and poll interval."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class AliasVersionReader:
         try:
             async with self.pace.threads.turn(ftj.namespace, question.servers):
                 tracked = await self.poller.tracked(ftj)
-                if tracked is None:
+                if tracked is None:  # not reached: `read` requires a server
                     return None
                 look_up = partial(_read_model, tracked, question.model)
                 return await self.poller.ask(ftj, tracked, tracked.server.registry_uri, look_up)

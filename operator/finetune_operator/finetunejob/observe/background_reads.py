@@ -150,7 +150,7 @@ class BackgroundReads(Generic[Answer]):
         if outcome is not None:
             return self._take(ftj.uid, outcome)
         running = self._reads.get(ftj.uid)
-        # If this question is already being read, an earlier pass has waited for the answer.
+        # If this question is already being read, an earlier pass has waited for the answer, so this pass does not.
         if running is None or running.question != question:
             read = self._begin(ftj, server, question, ask)
             if not await self.pace.has_ended_soon(server, read):
@@ -225,7 +225,7 @@ class BackgroundReads(Generic[Answer]):
         if running is None or running.task is not asyncio.current_task():
             return
         del self._reads[ftj.uid]
-        # NB: a pass that began before its job was deleted leaves an answer that nobody removes, so their number is limited.
+        # NB: a pass that began before its job was deleted leaves an answer that nobody removes, so the number of answers is limited.
         if len(self._outcomes) >= _MAX_OUTCOMES:
             self._outcomes.clear()
         before = self._outcomes.get(ftj.uid)

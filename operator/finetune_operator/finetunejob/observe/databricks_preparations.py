@@ -23,7 +23,7 @@ from finetune_operator.settings import Settings
 if TYPE_CHECKING:
     from databricks.sdk import WorkspaceClient
 
-# Messages about the Secret name this field.
+# The field that messages about the Secret mention.
 _LOGIN_FIELD = "spec.data.prepare.spark.databricks.secretRef"
 
 

@@ -44,7 +44,7 @@ class _Answer(NamedTuple):
 
 @dataclass
 class DryRunner:
-    """Makes dry runs. An accepted dry run is not repeated, a refused one after a delay, and both when the spec changes.
+    """Makes dry runs. When the spec changes, the dry run is repeated; a refused dry run is also repeated after a delay.
 
     Any other answer, for example an exceeded quota, is not stored.
 

@@ -18,7 +18,7 @@ _MAX_NAMES = 5
 
 
 async def find_missing_queue(kube: Kube, body: Json) -> str | None:
-    """Explain why no queue can admit a Job; None if it names no queue, its queue exists, queues cannot be read, or it is no Job."""
+    """Explain why no queue can admit an object; None if it is no Job or names no queue, if that queue exists, or if queues cannot be read."""
     queue, namespace = queue_of(body), body["metadata"]["namespace"]
     if body["kind"] != "Job" or not queue:
         return None

@@ -43,7 +43,7 @@ class RunBatches:
     _collecting: dict[Server, _Batch] = field(default_factory=dict)
     """By server and login: the batch that has not begun."""
     _last: dict[Server, _Batch] = field(default_factory=dict)
-    """By server and login: the batch that was begun or collected last."""
+    """By server and login: the newest batch, whether it has begun or not."""
     _next_search_at: dict[Server, float] = field(default_factory=dict)
 
     async def find_run(self, server: Server, run_id: str, experiment_id: str, search: Search) -> Run | None:
@@ -63,7 +63,7 @@ class RunBatches:
         batch.experiments[run_id] = experiment_id
         if batch.search is None:
             raise RuntimeError("a batch without a search")
-        # NB: a read that is cancelled must not end the search of the others.
+        # NB: a read that is cancelled must not end the search, which other reads wait for.
         return (await asyncio.shield(batch.search)).get(run_id)
 
     async def _search(
@@ -80,7 +80,7 @@ class RunBatches:
             return await search(lambda: server.find_runs(batch.experiments))
         finally:
             if self._last.get(server) is batch:
-                # NB: remove what is no longer needed: tokens of workspaces change, and each token is another key.
+                # NB: remove what is no longer needed: credentials change, and a server with other credentials is another key.
                 del self._last[server]
                 self._next_search_at = {
                     key: at for key, at in self._next_search_at.items() if at > self.clock()

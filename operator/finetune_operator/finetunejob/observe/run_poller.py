@@ -1,6 +1,6 @@
 """Reads a FineTuneJob's run and version from MLflow in the background.
 
-They are read once per poll interval, together with the runs of other jobs, and not while the server is unreachable.
+Both are read once per poll interval, the run together with the runs of other jobs, and neither while the server is unreachable.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ class RunPoller:
             run = await self._batches.find_run(server, run_id, experiment_id, search)
             if run:
                 return run
-        # `find_run` also finds a run that is not recorded in the status, or was deleted.
+        # `server.find_run` also finds a run that is not recorded in the status, or was deleted.
         tracking = ftj.spec.tracking if ftj.spec else Tracking()
         experiment = names.experiment(ftj.namespace, tracking, on_databricks=tracked.workspace is not None)
         find_run = partial(server.find_run, ftj.uid, experiment, run_id)
@@ -173,8 +173,8 @@ class RunPoller:
 def _build_query(ftj: FineTuneJob, *, has_pods: bool) -> _Query | None:
     """Return the request for MLflow.
 
-    It is None if the status is complete, if the job cannot have a run before its aliases are pinned, or if no pod of a suspended job logs
-    to its run.
+    It is None if the spec cannot be read, if a finished job has no open run, if the job cannot have a run before its aliases are pinned,
+    or if no pod of a suspended job logs to its run.
     """
     is_closed = any(
         item.type == ConditionType.TRACKED and item.reason == ConditionReason.RUN_FINISHED

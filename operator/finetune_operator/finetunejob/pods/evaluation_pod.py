@@ -62,7 +62,7 @@ def _build_job_recipe(draft: Draft, version: RegisteredVersion) -> JobRecipe:
     recipe, evaluation = gang.build_prepared_recipe(draft), evaluation_of(draft)
     data = recipe.data
     splits = data.splits if data else None
-    # The training recorded the version as a tag. The table may have newer versions.
+    # The training recorded the version of the table as a tag of the model's version. The table may have newer versions.
     table_version = version.tags.get(contract.TAG_DATA_VERSION, "")
     is_unpinned_table = splits is not None and splits.type == "Delta" and splits.version is None
     if data and splits and is_unpinned_table and table_version.isdecimal():

@@ -66,7 +66,7 @@ def _rank(reason: ConditionReason) -> int:
 
 
 def forget_refusal(draft: Draft) -> None:
-    """Remove the condition about a rejected child before it is created again; another rejection sets it again."""
+    """Remove the condition about a rejected child before the child is created again; another rejection sets the condition again."""
     healthy = draft.condition(ConditionType.PODS_HEALTHY)
     if healthy and healthy.reason in _REFUSALS:
         draft.unset(ConditionType.PODS_HEALTHY)

@@ -1,12 +1,12 @@
 """Reduces the memory that the built-in loop uses, after an attempt that ran out of memory.
 
 First, a rank splits a step into more passes of fewer sequences each: the sequences of a step, and the steps of the run, stay the same.
-Next, it recomputes activations. If all weights are trained, recomputation comes first: the gradients of a second pass are added to those of
-the first pass, which stay in memory, and can need more than smaller passes save.
+Next, it recomputes activations. If all weights are trained and a step has one pass, recomputation comes first: during a second pass, the
+gradients of the first pass would stay in memory, and could need more than smaller passes save.
 
-The trainer estimates the memory of these settings before it loads weights, and may refuse them. Then the settings of the attempt after it use
-even less. If a training on GPUs runs out of host memory instead, it saves checkpoints synchronously: an asynchronous checkpoint needs a copy
-in host memory.
+The trainer estimates the memory of these settings before it loads weights, and may refuse them. Then the next attempt uses even
+less. If a training on GPUs runs out of host memory instead, it saves checkpoints synchronously: an asynchronous checkpoint needs a copy in
+host memory.
 """
 
 from __future__ import annotations
@@ -80,6 +80,7 @@ def _reduce_training(draft: Draft, *, can_recompute: bool) -> ReducedMemory | No
         # NB: for smaller passes, Auto would recompute less, by the estimate that was too low.
         if training.activation_checkpointing == "Auto" and plan and plan.activation_checkpointing != "None":
             changes["activation_checkpointing"] = plan.activation_checkpointing
+    # NB: it may have been an evaluation that ran out of memory.
     if is_divisible and eval_size and eval_size > batch_size:
         changes["per_device_eval_batch_size"] = batch_size
     return reduced.model_copy(update=changes) if changes else None
@@ -93,7 +94,7 @@ def _reduce_checkpoints(draft: Draft) -> ReducedMemory | None:
 
 
 def apply_to_training(training: Training, reduced: ReducedMemory | None) -> Training:
-    """The hyperparameters with the settings that use less memory. `reduced` also has the mode of checkpoints, which is not part of them."""
+    """The hyperparameters with the settings that use less memory. The mode of checkpoints in `reduced` is no hyperparameter."""
     fields = type(training).model_fields
     settings = {name: value for name, value in reduced or () if value is not None and name in fields}
     return training.model_copy(update=settings)

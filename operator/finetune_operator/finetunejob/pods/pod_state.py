@@ -18,7 +18,7 @@ REASON_OF_EXIT = {
     contract.EXIT_RECIPE: ConditionReason.RECIPE_WRONG,
     contract.EXIT_DATA: ConditionReason.DATA_WRONG,
 }
-"""The reason with which a job fails, by the exit code of its pod, driver or run, if no other attempt can succeed."""
+"""The reason with which a job fails, for each exit code of a pod, driver or run after which no other attempt can succeed."""
 
 UNEXPLAINED = "Error"
 """The kubelet's reason for a container that ended with a nonzero code and without a more specific reason."""

@@ -1,4 +1,4 @@
-"""Begins an attempt with one pod, if the previous attempt failed because a server did not answer; the other pods follow.
+"""Begins an attempt with one pod, if a server did not answer the previous attempt, or refused the login; the other pods follow.
 
 A gang that waits for a server of code or packages would take all its nodes at each attempt, and release them again. The Job of such
 an attempt begins with a parallelism of 1; when the command of its first pod runs, the Job gets all its pods.
@@ -16,7 +16,7 @@ from finetune_operator.template_merge import merge
 
 
 def begins_with_one_pod(draft: Draft, attempt: int) -> bool:
-    """Whether the previous attempt ended because a server did not answer, and this one begins with one pod.
+    """Whether an attempt begins with one pod, because the previous attempt ended with EXIT_UNAVAILABLE.
 
     NB: never in a queue, since Kueue would admit the Job a second time when its parallelism changes; and never with another scheduler,
     which may place all pods of a gang or none.
@@ -47,7 +47,7 @@ def has_begun_with_one_pod(job: Json) -> bool:
     """Whether the Job of an attempt began with one pod.
 
     The time limit of the rendezvous starts with the first pod, and may end before the others have a node and their packages. So the
-    failure of such an attempt does not count as a restart. The next attempt begins with all pods, unless a server did not answer again.
+    failure of such an attempt does not count as a restart. The next attempt begins with all pods, unless a server is unavailable again.
     """
     return names.ANNOTATION_PROBE in (job["metadata"].get("annotations") or {})
 

@@ -138,7 +138,7 @@ class Succeeded(_WithJob):
 
 @dataclass(frozen=True)
 class Lost(_WithJob):
-    """The Job is complete, and the pods that would report its result no longer exist."""
+    """The Job is complete, but its result is lost: the pods that would report it no longer exist."""
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,7 @@ class Backend(Protocol):
 
     @abstractmethod
     def prepare(self, draft: Draft) -> Outcome:
-        """Run the preparation; the pass ends here until the splits exist."""
+        """Run the preparation. Until the splits exist, each pass ends here."""
 
     @abstractmethod
     def has_begun(self, ftj: FineTuneJob, jobs: Mapping[str, Json]) -> bool:
@@ -91,7 +91,7 @@ class Backend(Protocol):
     def stop(self, draft: Draft) -> str | None:
         """Stop what runs outside of Jobs, for a job that is suspended or has finished.
 
-        Returns what to wait for; None when everything has stopped. It does not read the spec, which may be unreadable.
+        Returns what to wait for; None when everything has stopped. A backend does not read the spec here, which may be unreadable.
         """
         return None
 
@@ -106,7 +106,7 @@ class Backend(Protocol):
         return False
 
     def release(self, draft: Draft) -> None:
-        """Cancel the run of a job that is being deleted, and remove the finalizer when it has ended."""
+        """Cancel the run of a job that is being deleted, and remove the finalizer when the run has ended."""
         draft.finalizer = False
 
     def may_release(self, ftj: FineTuneJob, problem: Problem) -> bool:

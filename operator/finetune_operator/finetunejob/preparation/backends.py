@@ -36,7 +36,7 @@ def find_backend(spec: FineTuneJobSpec | None) -> Backend | None:
 
 
 def has_to_prepare(ftj: FineTuneJob, jobs: Mapping[str, Json]) -> bool:
-    """Whether the job still has to start its preparation, so that the Lease matters.
+    """Whether the job, if it prepares data, still has to start the preparation. Only then does the Lease matter.
 
     Args:
         jobs: its child Jobs, by name.
@@ -93,7 +93,7 @@ def set_finalizer(draft: Draft) -> None:
 
 
 def release(draft: Draft) -> None:
-    """Cancel the run of a job that is being deleted, and remove the finalizer when it has ended."""
+    """Cancel the run of a job that is being deleted, and remove the finalizer when the run has ended."""
     if draft.ftj.spec is None:
         message = (
             f"this version of the operator cannot read the spec ({draft.ftj.invalid}), so the operator cannot cancel the Databricks run: "

@@ -46,8 +46,8 @@ def find_missing_workspace(spec: FineTuneJobSpec, settings: Settings) -> str | N
 def login(spec: FineTuneJobSpec, settings: Settings, container: str) -> Json:
     """Return the part of the prep pod's template with the login to the catalog; empty if the pod needs only the login for tracking.
 
-    NB: the pod gets only the login keys of a Secret. Executors get no login: the driver requests credentials for the files from the
-    catalog, and passes them on.
+    NB: the pod gets only the login keys of a Secret. Executors get no login: the driver asks the catalog for
+    credentials to read the files, and passes these credentials on.
     """
     catalog = _catalog_of(spec)
     if catalog is None:

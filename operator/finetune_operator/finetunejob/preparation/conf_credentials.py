@@ -12,7 +12,7 @@ _CREDENTIAL = re.compile(
     r"(?:^|[.])(?:secret|password|passphrase|(?:access|account|private|secret)[.]key|(?:fixed|session|refresh|access)[.]token)(?:[.]|$)",
     re.IGNORECASE,
 )
-# How the names of other settings about credentials end: the value says where a credential is, or how to fetch it.
+# How the name of a setting ends whose value is no credential, but says where a credential is, or how to fetch it.
 _PLACE = re.compile(
     r"[.](?:endpoint|file|path|provider|provider[.]type|type|class|id|enabled|enable)$", re.IGNORECASE
 )

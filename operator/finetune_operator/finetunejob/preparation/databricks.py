@@ -34,7 +34,7 @@ NO_WHEEL = (
 )
 # As often as a preparation in pods: a first run, and two more after failures that neither the recipe nor the data caused.
 _MAX_FAILURES = 3
-# Problems with the login, with which no run can have been submitted.
+# Problems with the login. While one of them lasts, no run can be submitted.
 _NO_LOGIN = (
     ConditionReason.CREDENTIALS_MISSING,
     ConditionReason.CREDENTIALS_UNREADABLE,
@@ -166,6 +166,7 @@ class DatabricksBackend(Backend):
         run = decision.status.databricks_run
         if run is None or run.run_id is not None:
             return decision
+        # Without an id, the cancellation found no run.
         state: RunState = "Canceled"
         if run_id:
             was_submitted = any(isinstance(item, SubmitRun) for item in decision.actions)

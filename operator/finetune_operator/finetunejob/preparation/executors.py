@@ -103,7 +103,7 @@ def as_driver(pod: Json, spec: FineTuneJobSpec) -> Json:
 def as_executor(ftj: FineTuneJob, pod: Json, spec: FineTuneJobSpec) -> Json:
     """The pod of an executor: the prep pod without the fields of the driver. Spark adds the rest.
 
-    It keeps the user's variables, Secrets and volumes, since executors read the source and write the output.
+    The pod keeps the user's variables, Secrets and volumes, since executors read the source and write the output.
     """
     meta, pod_spec = pod.get("metadata", {}), pod["spec"]
     labels = {**meta.get("labels", {}), **template.labels(ftj, names.EXECUTOR)}

@@ -61,7 +61,8 @@ def lease_name(ftj: FineTuneJob) -> str | None:
 def wait_for_lease(draft: Draft) -> bool:
     """Report that another job prepares the same data, and return whether one does.
 
-    If not, take the Lease, unless its holder has prepared the data since this job was created.
+    If not, take the Lease if it does not exist, if its holder is gone or makes no progress, or if the holder prepared the data before this
+    job was created.
     """
     lease_state = draft.observed.lease
     if lease_state is None:
@@ -70,6 +71,7 @@ def wait_for_lease(draft: Draft) -> bool:
     if lease_state.lease is None:
         draft.lease = TakeLease(_build_lease(draft))
         return False
+    # "Job", since a FineTuneJob controls a Lease as it controls a Job.
     lease_owner = find_owner("Job", lease_state.lease)
     # This job holds the Lease; or no FineTuneJob does, so that nobody else prepares the data.
     if lease_owner is None or lease_owner.uid == draft.ftj.uid:

@@ -9,7 +9,7 @@ from finetune_operator.policy.result import Continue, Outcome
 
 
 def prepare(draft: Draft) -> Outcome:
-    """Create the splits; the pass ends until they exist."""
+    """Create the splits. Until they exist, each pass ends here."""
     if draft.holds(ConditionType.PREPARED):
         backends.clean_up(draft)
         return Continue

@@ -43,7 +43,7 @@ _MAX_FAILURES = 3
 _NEW, _COMPLETED, _FAILED, _DELETED = "New", "Completed", "Failed", "Deleted"
 # States in which nothing of a SparkApplication runs.
 _ENDED = (_COMPLETED, _FAILED, _DELETED)
-# States in which the spark-operator would run it again, because somebody changed it.
+# States in which the spark-operator would run a SparkApplication again, because somebody changed it.
 _RERUN_STATES = ("PendingRerun", "Invalidating")
 # How long the spark-operator may take to see a SparkApplication.
 _OPERATOR_TIMEOUT = timedelta(seconds=60)

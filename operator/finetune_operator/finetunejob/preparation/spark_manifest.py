@@ -78,7 +78,7 @@ def build_manifest(
                 **({} if spark.is_dynamic else {"instances": spark.executor_pods}),
                 "cores": spark.cores_of_executor,
                 "memory": jvm_memory(spark.memory_of_executor),
-                # NB: the spark-operator gives all pods the labels of the SparkApplication, unless it finds others here.
+                # NB: the spark-operator gives all pods the labels of the SparkApplication, unless this field gives a label another value.
                 "labels": {names.LABEL_COMPONENT: names.EXECUTOR},
                 "template": _executor_template(executor),
             },
@@ -127,7 +127,7 @@ def _executor_template(pod: Json) -> Json:
 
 
 def _rename_container(pod: Json, name: str, new_name: str) -> Json:
-    """The template with its main container under the name that spark-submit expects, and of its metadata the labels and annotations."""
+    """The template, with the name that spark-submit expects for the main container, and with only labels and annotations as metadata."""
     meta = {key: value for key, value in pod["metadata"].items() if key in ("labels", "annotations")}
     return {
         "metadata": meta,
