@@ -156,7 +156,7 @@ def measuring_request(server: Server) -> Iterator[SentRequest]:
 
 
 def replace_samples(gauge: Gauge, samples: Mapping[tuple[str, ...], float]) -> None:
-    """Set the samples of a gauge, by the values of their labels, and remove the others.
+    """Set the samples of a gauge, by the values of their labels, and remove its other samples.
 
     NB: `clear` and then `set` would let a scrape in between read an incomplete gauge.
     """

@@ -337,7 +337,7 @@ class Deletion:
 
 @dataclass(frozen=True)
 class TakeLease:
-    """Create the Lease of a preparation. `replaces` is the Lease of another job to delete first."""
+    """Create the Lease of a preparation. `replaces`: the Lease of another job, which is deleted first."""
 
     body: Json
     replaces: Json | None = None

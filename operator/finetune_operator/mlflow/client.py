@@ -43,7 +43,7 @@ EXISTS = "RESOURCE_ALREADY_EXISTS"
 _API = "/api/2.0/mlflow"
 # Eight times a run with 1,000 metrics and 500 parameters, which is about 0.5 MiB.
 _MAX_RESPONSE_BYTES = 4 * 2**20
-# The limit of common servers, which close the connection if a header is longer.
+# The longest header that common servers accept. If a header is longer, they close the connection.
 _MAX_HEADER_CHARS = 8192
 # The characters that a header may contain.
 _SENDABLE = re.compile(rf"[^\x00-\x1f\x7f-\x9f\u0100-\U0010ffff]{{0,{_MAX_HEADER_CHARS}}}")

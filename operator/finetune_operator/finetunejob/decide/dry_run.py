@@ -32,7 +32,7 @@ def check_pods(draft: Draft) -> Outcome:
         draft.unset(ConditionType.PODS_ADMITTED)
         return Continue
     if draft.spec.suspend:
-        # A later policy ends the pass before it creates pods.
+        # A later policy ends the pass, so no pod is created.
         return Continue
     pods_admitted = draft.condition(ConditionType.PODS_ADMITTED)
     is_current = pods_admitted is not None and pods_admitted.observed_generation == draft.generation

@@ -216,7 +216,7 @@ class BackgroundReads(Generic[Answer]):
         outcome: _Outcome[Answer],
         ask: Callable[[], Coroutine[object, object, Answer]],
     ) -> None:
-        """Store the outcome of a read, unless the read was forgotten or replaced by another question meanwhile."""
+        """Store the outcome of a read, unless the read was forgotten, or a read of another question has replaced it."""
         try:
             outcome.answer = await ask()
         except Exception as error:  # noqa: BLE001 - raised in the pass that receives it

@@ -80,7 +80,7 @@ def _parse_time(text: str | None) -> datetime | None:
 
 
 def record_delay(draft: Draft, attempt: Attempt) -> None:
-    """Record when the next attempt may start and, if this one has not progressed, since when there has been no progress."""
+    """Record when the next attempt may start and, if `attempt` has not progressed, since when there has been no progress."""
     idle = idle_restarts(draft.status.idle_restarts or 0, attempt)
     at = draft.now + timedelta(seconds=wait_seconds(idle)) if idle else None
     draft.update(idle_restarts=idle or None, restart_time=at)

@@ -36,7 +36,7 @@ def has_gpus(draft: Draft) -> bool:
 
 
 def is_out_of_memory(draft: Draft, failure: LastFailure) -> bool:
-    """Whether the built-in loop ran out of memory. The memory of another command does not depend on `spec.training`."""
+    """Whether the built-in loop ran out of memory. The memory of a custom command does not depend on `spec.training`."""
     return not draft.spec.trainer.command and failure.reason in (_OUT_OF_GPU_MEMORY, OUT_OF_HOST_MEMORY)
 
 

@@ -12,7 +12,7 @@ _CREDENTIAL = re.compile(
     r"(?:^|[.])(?:secret|password|passphrase|(?:access|account|private|secret)[.]key|(?:fixed|session|refresh|access)[.]token)(?:[.]|$)",
     re.IGNORECASE,
 )
-# How the name of a setting ends whose value is no credential, but says where a credential is, or how to fetch it.
+# Ends of names that match _CREDENTIAL although the value is no credential: it says where a credential is, or how to fetch one.
 _PLACE = re.compile(
     r"[.](?:endpoint|file|path|provider|provider[.]type|type|class|id|enabled|enable)$", re.IGNORECASE
 )

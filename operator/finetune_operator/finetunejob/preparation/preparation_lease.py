@@ -20,7 +20,7 @@ from finetune_operator.finetunejob.draft.wait import Wait, wait
 from finetune_operator.finetunejob.model import FineTuneJob, TakeLease
 from finetune_operator.finetunejob.pods import template
 
-# Reasons of Prepared while a job prepares, or is about to. With any other reason, it waits for a person.
+# Reasons of Prepared while a job prepares, or is about to. With any other reason, the job waits for a person.
 _WORKING_REASONS = (
     ConditionReason.PREPARING,
     ConditionReason.WAITING_FOR_PREPARATION,
@@ -37,7 +37,7 @@ _STUCK_REASONS = (
     ConditionReason.CONTAINER_CONFIG_ERROR,
     ConditionReason.EXECUTORS_FAIL,
 )
-# Shortages of the cluster, which may affect the pods of any job: the other jobs wait for _SHORTAGE_TIMEOUT.
+# Shortages of the cluster, which may affect the pods of any job: another job takes the Lease only after _SHORTAGE_TIMEOUT.
 _SHORTAGE_REASONS = (
     ConditionReason.POD_REJECTED,
     ConditionReason.UNSCHEDULABLE,

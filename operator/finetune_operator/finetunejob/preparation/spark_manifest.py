@@ -142,7 +142,7 @@ def _rename_container(pod: Json, name: str, new_name: str) -> Json:
 
 
 def _strip_submit_fields(container: Json, name: str) -> Json:
-    """The container with another name and without what spark-submit writes: arguments, cores and memory. A driver gets its command."""
+    """The container with another name and without what spark-submit writes: arguments, cores and memory. For a driver, also with its command."""
     fields = {key: value for key, value in container.items() if key not in ("args", "resources")}
     other_amounts = {
         kind: {key: value for key, value in amounts.items() if key not in _BY_SPARK}
