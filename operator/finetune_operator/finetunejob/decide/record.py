@@ -30,6 +30,7 @@ def record_jobs(draft: Draft) -> Outcome:
     before = draft.status.jobs or JobUids()
     if "train" in recorded:
         recorded["train_attempt"] = attempt
+        # The recorded start time is that of the previous Job.
         if recorded["train"] != before.train:
             recorded["train_start_time"] = None
     if recorded:

@@ -53,6 +53,7 @@ def train(draft: Draft) -> Outcome:
         return Stop
     # NB: the pass that created the Job may have ended before it wrote the status.
     _record_start(draft, number)
+    # All pods of a queued Job have stopped.
     placed_pods = [] if isinstance(state, step_state.Queued) else state.pods
     draft.update(nodes=placement.summarize_nodes(placed_pods, desired=draft.spec.distributed.nodes))
     device.record_device(draft, pod_state.alive(state.pods))

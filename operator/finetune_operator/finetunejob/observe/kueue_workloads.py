@@ -143,7 +143,7 @@ def _queue_state(workload: Json) -> QueueState:
     evicted = conditions.get("Evicted", {})
     if evicted.get("status") != "True":
         return _find_admission(workload, conditions)
-    # NB: until the pods have stopped, an evicted Workload keeps its quota and is still admitted.
+    # NB: until the pods have stopped, an evicted Workload keeps its quota and the condition Admitted, but its Job waits again.
     return replace(
         _find_admission(workload, conditions),
         admitted=False,

@@ -20,8 +20,8 @@ INSTALL, RUN = "install", "run"
 FOLDER = Path(os.environ.get("FINETUNE_DEPENDENCIES_PATH", "/var/run/finetune/dependencies"))
 TERMINATION = Path(os.environ.get("FINETUNE_TERMINATION_PATH", "/dev/termination-log"))
 REASON = "DependenciesFailed"
-# Exit codes. NEVER: no other attempt can succeed. UNAVAILABLE: a server did not answer, or refused the login; the attempt does not count,
-# since the server or the Secret of the login can be repaired while the job retries. AGAIN: another attempt may succeed.
+# Exit codes. NEVER: no other attempt can succeed. UNAVAILABLE: a server did not answer, or refused the login, which can be corrected
+# in its Secret; the attempt does not count as a restart. AGAIN: another attempt may succeed.
 NEVER, UNAVAILABLE, AGAIN = 64, 69, 1
 _VERSION = f"{sys.version_info[0]}.{sys.version_info[1]}"
 # Settings of pip that would install the packages elsewhere. They are removed from its environment.

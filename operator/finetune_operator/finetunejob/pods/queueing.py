@@ -12,7 +12,7 @@ from finetune_operator.finetunejob.model import QueueState
 from finetune_operator.template_merge import merge
 
 JOB_SUSPENDED = "JobSuspended"
-"""The reason for a suspension that Kueue has not explained, or not yet."""
+"""The reason for the suspension of a running Job that Kueue has not explained."""
 # The reasons of a condition while its Job waits in a queue.
 _REASONS = (ConditionReason.QUEUED, ConditionReason.QUEUE_INADMISSIBLE)
 # Kueue's reasons for a Workload that waits for something other than its turn.
@@ -58,7 +58,7 @@ def report_queue(draft: Draft, kind: ConditionType, what: str, job: Json, *, aft
     """Report why a step with a suspended Job waits. The Job has no pods, so no pod is blocked.
 
     Args:
-        after: the end of the sentence, while the Job waits for its turn.
+        after: the end of the sentence; left out unless the Job only waits for its turn.
     """
     before = draft.condition(kind)
     if draft.observed.queue_state is None and before and before.reason in _REASONS:

@@ -84,7 +84,7 @@ class Queued(_WithJob):
 
 @dataclass(frozen=True)
 class Stopping(_WithJob):
-    """The Job was suspended while it ran, and some of its pods have not stopped. It may have been resumed since.
+    """The Job was suspended while it ran, and some of its pods have not stopped. The Job may have been resumed since.
 
     Attributes:
         stopping_pods: the pods that have not stopped.
@@ -185,7 +185,7 @@ def classify_step(draft: Draft, step: Step) -> StepState:
         return Succeeded(job, pods, succeeded) if succeeded else Lost(job, pods)
     condition = sidecars.find_failure(job, pods, step.container, draft.now)
     stopping_pods = _find_stopping_pods(job, pods)
-    # NB: a container that fails because the suspension of its Job stops it is not a failure of the Job.
+    # NB: while a suspension stops the pods, the failure of a container is not a failure of the Job, unless the Job itself has failed.
     if condition or (condition is not None and not stopping_pods):
         return Failed(job, pods, ends, condition, _find_failure(pods, step))
     loss = pod_state.find_loss(pods, draft.now, attempt=step.attempt, ranks_per_node=step.ranks_per_node)
@@ -254,7 +254,7 @@ def report_pods(draft: Draft, state: AtWork) -> None:
 
 
 def describe_stop(draft: Draft, state: Stopping) -> str:
-    """Describe what a step waits for whose pods stop, to follow its name; and requeue the job for when they count as lost."""
+    """Describe which pods a step waits for, to follow the name of the step, and requeue the job for when these pods count as lost."""
     _requeue_at_loss(draft, state.stopping_pods)
     draft.poll()
     _, cause = queueing.explain_suspension(draft, state.job)
