@@ -22,7 +22,7 @@ from finetune_operator.kube import Kube
 from finetune_operator.modelpromotion.conflicts import ConflictFinder
 from finetune_operator.modelpromotion.model import Observed, Promotion, SourceJob
 from finetune_operator.modelpromotion.versions import main_version, named_version, target_version
-from finetune_operator.registry.base import ModelVersion, RegisteredModel, Registry
+from finetune_operator.registry.base import ModelVersion, RegisteredModel, Registry, is_same_name
 from finetune_operator.registry.choose import open_registry, resolve_registry
 from finetune_operator.registry.outages import Outages
 from finetune_operator.serving.choose import choose_backend
@@ -171,7 +171,7 @@ class ModelPromotionObserver:
         """After a write, remove the model from the cache, and ignore the results of reads that have already started."""
         self._written = next(self._numbers)
         for key in [*self._models]:
-            if (key.registry_uri, key.model) == (registry_uri, model):
+            if (key.registry_uri, key.model.casefold()) == (registry_uri, model.casefold()):
                 del self._models[key]
 
     async def _registered(
@@ -253,6 +253,9 @@ class ModelPromotionObserver:
         if registry != normalize_address(promotion_registry):
             # NB: a message may show the address, which may contain a password if the job was rejected.
             return SourceJob(phase=phase, model=name, elsewhere=strip_user(registry))
+        if name and is_same_name(registry, name, spec.model):
+            # As the promotion spells it.
+            name = spec.model
         return SourceJob(phase=phase, model=name, version=version)
 
 

@@ -8,6 +8,12 @@ from datetime import UTC, datetime
 from typing import Protocol
 
 from finetune_crds import contract
+from finetune_operator.settings import UNITY_CATALOG
+
+
+def is_same_name(registry: str, name: str, other: str) -> bool:
+    """Whether two names of models, or of aliases of one model, are the same name in a registry. Unity Catalog ignores the case."""
+    return name.casefold() == other.casefold() if registry == UNITY_CATALOG else name == other
 
 
 @dataclass(frozen=True)

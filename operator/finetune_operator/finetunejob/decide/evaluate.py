@@ -60,7 +60,7 @@ def _run_in_pod(draft: Draft) -> EvaluationStatus | None:
         )
         return None
     match state:
-        case step_state.Succeeded() | step_state.Lost():
+        case step_state.Succeeded() | step_state.ResultLost():
             return _finish(draft, state)
         case step_state.Failed():
             _handle_failure(draft, state)
@@ -164,10 +164,10 @@ def _follow(draft: Draft, state: step_state.AtWork) -> None:
     _wait(draft, f"{running}; kubectl logs job/{state.job['metadata']['name']} shows its progress")
 
 
-def _finish(draft: Draft, state: step_state.Succeeded | step_state.Lost) -> EvaluationStatus | None:
+def _finish(draft: Draft, state: step_state.Succeeded | step_state.ResultLost) -> EvaluationStatus | None:
     """Record the result of a pod that ended, and return it; None if it is lost or invalid."""
     draft.set(ConditionType.PODS_HEALTHY, True, ConditionReason.PODS_RUNNING, "every pod completed")
-    if isinstance(state, step_state.Lost):
+    if isinstance(state, step_state.ResultLost):
         draft.remove(state.job)
         _wait(draft, "the evaluation pod's result was lost with its node: the evaluation runs again")
         return None

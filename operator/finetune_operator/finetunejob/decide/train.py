@@ -63,8 +63,8 @@ def train(draft: Draft) -> Outcome:
 
 def _act_on(draft: Draft, number: int, state: step_state.WithJob) -> Outcome:
     match state:
-        # Lost: the training is complete as well, and only the report of rank 0 is missing.
-        case step_state.Succeeded() | step_state.Lost():
+        # ResultLost: the training is complete as well, and only the report of rank 0 is missing.
+        case step_state.Succeeded() | step_state.ResultLost():
             _finish(draft, state)
             return Continue
         case step_state.Failed():
@@ -195,7 +195,7 @@ def _describe_rest(alive: list[Json]) -> str:
     return f" and waits for {pod_state.describe_pods(alive)} to stop" if alive else ""
 
 
-def _finish(draft: Draft, state: step_state.Succeeded | step_state.Lost) -> None:
+def _finish(draft: Draft, state: step_state.Succeeded | step_state.ResultLost) -> None:
     """Record the result that rank 0 reported, if it is not lost, and the end of the training."""
     exits = state.ends if isinstance(state, step_state.Succeeded) else []
     # Empty, or the result of rank 0: no other rank reports one.

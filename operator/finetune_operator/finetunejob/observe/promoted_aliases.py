@@ -6,8 +6,9 @@ from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionType
 from finetune_operator.controller.store import Store
 from finetune_operator.finetunejob.model import FineTuneJob
+from finetune_operator.registry.base import is_same_name
 from finetune_operator.registry.choose import resolve_registry
-from finetune_operator.settings import UNITY_CATALOG, Settings
+from finetune_operator.settings import Settings
 from finetune_operator.text import normalize_address
 
 
@@ -18,20 +19,17 @@ def promoted_aliases(store: Store, settings: Settings, ftj: FineTuneJob) -> dict
     registration = ftj.spec.register_
     _server, registry_uri = settings.servers(ftj.spec.tracking)
     registry = normalize_address(registry_uri)
-    # Unity Catalog ignores the case of names.
-    normalize = str.casefold if registry == UNITY_CATALOG else str
     promotions: dict[str, str] = {}
     for key in store.promotion_index.of_model(registration.model):
         namespace, name = key
         body = store.promotions[key]
         spec = body.get("spec") or {}
-        if normalize(str(spec.get("model"))) != normalize(registration.model):
+        if not is_same_name(registry, str(spec.get("model")), registration.model):
             continue
         is_same_registry = resolve_registry(settings, spec.get("tracking") or {}) == registry
         if is_same_registry and _manages_alias(body):
-            promoted_alias = normalize(str(spec.get("alias")))
             for alias in registration.aliases:
-                if normalize(alias) == promoted_alias:
+                if is_same_name(registry, alias, str(spec.get("alias"))):
                     promotions.setdefault(alias, f"{namespace}/{name}")
     return promotions
 

@@ -137,7 +137,7 @@ class Succeeded(_WithJob):
 
 
 @dataclass(frozen=True)
-class Lost(_WithJob):
+class ResultLost(_WithJob):
     """The Job is complete, but its result is lost: the pods that would report it no longer exist."""
 
 
@@ -168,7 +168,7 @@ class Failed(_WithJob):
 
 
 AtWork = Starting | Blocked | Running
-WithJob = Queued | Stopping | AtWork | Succeeded | Lost | NodeLost | Failed
+WithJob = Queued | Stopping | AtWork | Succeeded | ResultLost | NodeLost | Failed
 StepState = Absent | WithJob
 
 
@@ -182,7 +182,7 @@ def classify_step(draft: Draft, step: Step) -> StepState:
     ends = pod_state.exits(pods, step.container)
     if sidecars.has_completed(job, pods, step.container, nodes=step.nodes):
         succeeded = [ended for ended in ends if ended.code == 0]
-        return Succeeded(job, pods, succeeded) if succeeded else Lost(job, pods)
+        return Succeeded(job, pods, succeeded) if succeeded else ResultLost(job, pods)
     condition = sidecars.find_failure(job, pods, step.container, draft.now)
     stopping_pods = _find_stopping_pods(job, pods)
     # NB: while a suspension stops the pods, the failure of a container is not a failure of the Job, unless the Job itself has failed.
@@ -228,7 +228,7 @@ def _find_failure(pods: list[Json], step: Step) -> LastFailure | None:
 
 def has_completed(draft: Draft, step: Step) -> bool:
     """Whether a step is complete, with or without a result that can still be read."""
-    return isinstance(classify_step(draft, step), Succeeded | Lost)
+    return isinstance(classify_step(draft, step), Succeeded | ResultLost)
 
 
 def clear_name(draft: Draft, state: Absent) -> str | None:

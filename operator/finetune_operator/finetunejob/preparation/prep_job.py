@@ -51,7 +51,7 @@ class JobBackend(Backend):
         match state:
             case step_state.Succeeded():
                 return _finish(draft, state)
-            case step_state.Lost():
+            case step_state.ResultLost():
                 # A second run finds the version and writes nothing.
                 draft.remove(state.job)
                 lost = "the prep pod's result was lost with its node: the preparation runs again and finds the version that it wrote"

@@ -10,8 +10,8 @@ from finetune_crds.serving import Route, Serving
 from finetune_operator.modelpromotion.decide import canary
 from finetune_operator.modelpromotion.decide.digests import digest
 from finetune_operator.modelpromotion.decide.draft import Draft
+from finetune_operator.registry.base import is_same_name
 from finetune_operator.serving.model import Endpoint, ServedVersion
-from finetune_operator.settings import UNITY_CATALOG
 
 
 def name_of(draft: Draft) -> str:
@@ -76,8 +76,7 @@ def _is_foreign(draft: Draft, spec: Serving, endpoint: Endpoint) -> bool:
 def _is_same_model(draft: Draft, name: str) -> bool:
     model = draft.spec.model
     _, registry = draft.settings.servers(draft.spec.tracking)
-    # Names in Unity Catalog are case-insensitive.
-    return name.casefold() == model.casefold() if registry == UNITY_CATALOG else name == model
+    return is_same_name(registry, name, model)
 
 
 def is_ours(draft: Draft, endpoint: Endpoint, routes: Sequence[Route]) -> bool:

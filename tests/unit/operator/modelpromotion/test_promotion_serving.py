@@ -45,6 +45,21 @@ async def test_an_alias_that_unity_catalog_spells_in_capitals(state: Workspace) 
     assert simulation.now == ("Promoted", {"Champion": 2, "staging": 2}, {"2": 100})
 
 
+async def test_a_job_that_spells_its_model_in_capitals_is_a_source(state: Workspace) -> None:
+    simulation = Databricks(state)
+    simulation.edit(source={"type": "FineTuneJob", "fineTuneJobRef": {"name": "tune"}})
+    simulation.kube.keep(
+        {
+            "kind": "FineTuneJob",
+            "metadata": {"name": "tune"},
+            "spec": {"tracking": simulation.held["spec"]["tracking"]},
+            "status": {"phase": "Succeeded", "model": {"name": MODEL.upper(), "version": "2"}},
+        }
+    )
+    await simulation.settle()
+    assert simulation.now == ("Promoted", {"champion": 2}, {"2": 100})
+
+
 async def test_a_gate_of_the_canary_takes_both_back(state: Workspace) -> None:
     simulation = Databricks(state, canary={"steps": STEPS, "gates": [GATE]})
     await simulation.stage(1)

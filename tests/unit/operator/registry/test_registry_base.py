@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from finetune_crds.contract import TAG_EVAL_DATA, TAG_EVALUATION_DATA
-from finetune_operator.registry.base import ModelVersion, find_comparison_tag, find_eval_digest
+from finetune_operator.registry.base import ModelVersion, find_comparison_tag, find_eval_digest, is_same_name
 
 NOTED: dict[str, tuple[dict[str, str], dict[str, str], str | None]] = {
     "nowhere": ({}, {"other": "d1"}, None),
@@ -40,3 +40,16 @@ def test_on_what_a_number_is_comparable(
 ) -> None:
     version = ModelVersion("1", tags=tags, metrics={number: 1.0}, evaluated_on="d1")
     assert find_comparison_tag(version, number) == expected
+
+
+SPELLINGS: dict[str, tuple[str, str, bool]] = {
+    "another case in Unity Catalog": ("databricks-uc", "Main.LLM.Support", True),
+    "another case in MLflow": ("http://mlflow:5000", "Main.LLM.Support", False),
+    "another name in Unity Catalog": ("databricks-uc", "main.llm.sales", False),
+    "the same name in MLflow": ("http://mlflow:5000", "main.llm.support", True),
+}
+
+
+@pytest.mark.parametrize(("registry", "name", "expected"), SPELLINGS.values(), ids=SPELLINGS)
+def test_unity_catalog_ignores_the_case_of_names(registry: str, name: str, expected: bool) -> None:
+    assert is_same_name(registry, "main.llm.support", name) is expected

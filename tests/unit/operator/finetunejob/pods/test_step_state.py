@@ -16,7 +16,7 @@ from finetune_operator.finetunejob.pods.step_state import (
     Absent,
     Blocked,
     Failed,
-    Lost,
+    ResultLost,
     NodeLost,
     Queued,
     Running,
@@ -210,7 +210,7 @@ STATES: dict[str, tuple[Step, Observed, type, Any]] = {
         Succeeded,
         ["tune-prep-0-abcde"],
     ),
-    "complete, and its pods are gone": (RETRIED, observed(child(PREP, "Complete")), Lost, None),
+    "complete, and its pods are gone": (RETRIED, observed(child(PREP, "Complete")), ResultLost, None),
     "failed, and the last pod counts": (
         RETRIED,
         observed(
