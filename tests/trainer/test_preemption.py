@@ -81,11 +81,27 @@ def test_sigterm_is_acted_on_wherever_a_rank_is(pod: Pod, capsys: pytest.Capture
     assert (outcome.code, outcome.losses) == (0, {})
 
 
+STOPS_EARLY = {"training.evalEverySteps": 2, "training.earlyStopping": {"patience": 1, "minDelta": 100.0}}
+AFTER_ALL_STEPS: dict[str, tuple[dict[str, Any], str, int, list[int]]] = {
+    "in the last step": ({}, "_train_step", 5, [1, 2, 3, 4, 5, 6]),
+    "in the final evaluation": ({}, "_evaluate", 6, [1, 2, 3, 4, 5, 6]),
+    "behind an early stop": (STOPS_EARLY, "_finish", 2, [1, 2]),
+}
+
+
+@pytest.mark.parametrize(("fields", "call", "step", "steps"), AFTER_ALL_STEPS.values(), ids=AFTER_ALL_STEPS)
 def test_a_run_that_is_kept_nowhere_is_delivered_before_it_stops(
-    pod: Pod, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    pod: Pod,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    fields: dict[str, Any],
+    call: str,
+    step: int,
+    steps: list[int],
 ) -> None:
-    asked_at(monkeypatch, Loop, "_evaluate", lambda loop: loop.progress.step == 6)
-    assert pod.run_here(capsys).code == 0
+    asked_at(monkeypatch, Loop, call, lambda loop: loop.progress.step == step)
+    outcome = pod.but(fields).run_here(capsys)
+    assert (outcome.code, list(outcome.losses)) == (0, steps), outcome.output
 
 
 def test_a_pod_that_waits_for_its_gang_stops_at_once(pod: Pod) -> None:

@@ -65,14 +65,25 @@ class Loop:
             self._evaluate_base()
         # The previous attempt may have stopped between a step and its evaluation.
         self._evaluate_if_due()
-        while self.progress.step < self.feed.max_steps and not self.evaluator.should_stop(self.progress):
+        while not self._has_ended():
             stop = self._train_step()
             self._report_if_due()
-            if stop:
+            if stop and not self._must_deliver():
                 self._preempt()
             self._evaluate_if_due()
             self._checkpoint_if_due()
+        if self.reporter.has_unreported_steps:
+            # The run stopped early, at a step that is not reported otherwise.
+            self._report()
         return self._finish()
+
+    def _has_ended(self) -> bool:
+        """Whether no step is left, because of the plan or of an early stop."""
+        return self.progress.step >= self.feed.max_steps or self.evaluator.should_stop(self.progress)
+
+    def _must_deliver(self) -> bool:
+        """Whether SIGTERM does not stop the run: all its steps are done and no checkpoint has them, so a stop would lose all its work."""
+        return self.checkpointer is None and self._has_ended()
 
     def _train_step(self) -> bool:
         """Take one optimizer step; returns whether the run must stop: any rank received SIGTERM, or its last save failed."""
@@ -99,9 +110,12 @@ class Loop:
         return stop_requests > 0
 
     def _report_if_due(self) -> None:
+        if self.reporter.is_due(self.progress.step):
+            self._report()
+
+    def _report(self) -> None:
+        """Report the steps since the last report, and check their losses."""
         step = self.progress.step
-        if not self.reporter.is_due(step):
-            return
         report = self.reporter.close_window(
             step,
             learning_rate=self.optimizer.learning_rate,
@@ -161,9 +175,7 @@ class Loop:
     def _stop_if_requested(self) -> None:
         """Stop here when any rank received SIGTERM; all ranks call this at the same places."""
         (requested,) = self.world.sum_over_ranks(self.preemption.requested)
-        # A complete run without checkpoints does not stop, because all its work would be lost: it delivers its model.
-        is_complete = self.checkpointer is None and self.progress.step == self.feed.max_steps
-        if requested and not is_complete:
+        if requested and not self._must_deliver():
             self._preempt()
 
     def _preempt(self) -> None:

@@ -158,6 +158,11 @@ class Reporter:
         """Whether to report after this step: every logEverySteps, and after the last step."""
         return step % self._log_steps == 0 or step == self._max_steps
 
+    @property
+    def has_unreported_steps(self) -> bool:
+        """Whether steps were taken since the last report."""
+        return self._window.steps > 0
+
     def close_window(
         self,
         step: int,
