@@ -89,16 +89,14 @@ AFTER_ALL_STEPS: dict[str, tuple[dict[str, Any], str, int, list[int]]] = {
 }
 
 
-@pytest.mark.parametrize(("fields", "call", "step", "steps"), AFTER_ALL_STEPS.values(), ids=AFTER_ALL_STEPS)
+@pytest.mark.parametrize("case", AFTER_ALL_STEPS.values(), ids=AFTER_ALL_STEPS)
 def test_a_run_that_is_kept_nowhere_is_delivered_before_it_stops(
     pod: Pod,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    fields: dict[str, Any],
-    call: str,
-    step: int,
-    steps: list[int],
+    case: tuple[dict[str, Any], str, int, list[int]],
 ) -> None:
+    fields, call, step, steps = case
     asked_at(monkeypatch, Loop, call, lambda loop: loop.progress.step == step)
     outcome = pod.but(fields).run_here(capsys)
     assert (outcome.code, list(outcome.losses)) == (0, steps), outcome.output
