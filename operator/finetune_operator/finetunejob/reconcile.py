@@ -10,6 +10,7 @@ from typing import ClassVar
 
 from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason, ConditionType
+from finetune_crds.status import FineTuneJobStatus
 from finetune_operator import names
 from finetune_operator.controller.leases import LeaseBusy
 from finetune_operator.controller.reconciler import BUSY_SECONDS, Reconciler, utc_now
@@ -49,6 +50,7 @@ class FineTuneJobReconciler(Reconciler):
         ftj = read_finetunejob(body, self.settings.defaults)
         if ftj.deleting:
             return await self._release(ftj)
+        decision = Decision(status=ftj.status)
         try:
             observed = await self.observer.observe(ftj, self.now())
             now = self.now()
@@ -61,7 +63,7 @@ class FineTuneJobReconciler(Reconciler):
             log.debug("%s: %s", ftj.key, error)
             return BUSY_SECONDS
         except (KubeError, NameTaken) as error:
-            await self._report(ftj, error)
+            await self._report(ftj, decision, error)
             raise
         # Read back at once what was written to MLflow or Databricks, except for a canceled run, whose end takes a while.
         has_written_run = any(not isinstance(action, CancelRun) for action in decision.actions)
@@ -116,7 +118,7 @@ class FineTuneJobReconciler(Reconciler):
             await self.applier.set_finalizer(ftj, is_needed=decision.finalizer)
         return wrote_status
 
-    async def _report(self, ftj: FineTuneJob, error: KubeError | NameTaken) -> None:
+    async def _report(self, ftj: FineTuneJob, decision: Decision, error: KubeError | NameTaken) -> None:
         """Report in the status why the children cannot be created; any other error of the API server is only raised."""
         if isinstance(error, NameTaken):
             kind, reason = ConditionType.PODS_HEALTHY, ConditionReason.NAME_TAKEN
@@ -128,9 +130,25 @@ class FineTuneJobReconciler(Reconciler):
             return
         now = self.now()
         status = with_condition(
-            ftj.status, kind, False, reason, str(error), now=now, generation=ftj.generation
+            _status_without_children(ftj, decision),
+            kind,
+            False,
+            reason,
+            str(error),
+            now=now,
+            generation=ftj.generation,
         )
         try:
             await self.applier.write_status(ftj, Decision(status=summarize_status(ftj, status, now)), now)
         except KubeError as status_error:
             log.warning("%s: failed to write the status: %s", ftj.key, status_error)
+
+
+def _status_without_children(ftj: FineTuneJob, decision: Decision) -> FineTuneJobStatus:
+    """The status of a pass whose children could not be created: the one before the pass, unless the job was resumed.
+
+    NB: a job that was resumed must not stay Suspended because its next pods are rejected.
+    """
+    after = decision.status
+    is_resumed = ftj.status.suspend_time is not None and after.suspend_time is None
+    return after.model_copy(update={"start_time": ftj.status.start_time}) if is_resumed else ftj.status

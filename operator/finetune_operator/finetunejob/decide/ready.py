@@ -79,10 +79,14 @@ def assess_readiness(conditions: Sequence[Condition]) -> Readiness:
 def _needs_spec_change(job_phase: Phase, explanation: Condition) -> bool:
     """Whether the job cannot make progress until its spec changes.
 
-    In the phases Preparing and Training, pods run, which is progress. Evaluating also covers an evaluation that has not started.
+    In the phases Preparing and Training, pods run, which is progress, unless the API server rejects the next ones. Evaluating also covers
+    an evaluation that has not started.
     """
     return (
-        job_phase in ("Pending", "Queued", "Starting", "Evaluating")
+        (
+            job_phase in ("Pending", "Queued", "Starting", "Evaluating")
+            or explanation.type == ConditionType.PODS_HEALTHY
+        )
         and explanation.type in OBSTACLES
         and explanation.reason in _SPEC_CHANGE_REASONS
     )

@@ -37,7 +37,8 @@ def _stop(draft: Draft) -> None:
     alive = pod_state.alive(draft.observed.pods)
     lost_pods = [pod for pod in alive if is_lost(pod, draft.now)]
     stopping_pods = [pod for pod in alive if pod not in lost_pods]
-    if draft.status.nodes:
+    # The pods of a training that is complete are finished, not stopped.
+    if draft.status.nodes and not draft.holds(ConditionType.TRAINED):
         draft.update(nodes=Nodes(desired=0, ready=0, summary="0/0"))
     if not draft.status.suspend_time:
         draft.update(suspend_time=draft.now)

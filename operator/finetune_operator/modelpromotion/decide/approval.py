@@ -25,6 +25,8 @@ def await_approval(draft: Draft) -> Outcome:
         return _approve(draft, state)
     # An approval that was withdrawn counts no longer.
     draft.update(approval=state.model_copy(update={"approval_time": None}))
+    # `soak` sets this condition once the version is approved. Until then, it would be about the version before.
+    draft.unset(ConditionType.SOAKED)
     if _is_late(state, draft.now):
         return _time_out(draft, state)
     if state.expiration_time:

@@ -341,6 +341,26 @@ async def test_children_that_the_api_server_refuses_are_said() -> None:
     assert (world.condition(ConditionType.PODS_HEALTHY), world.holding()) == (None, ["Reconciling"])
 
 
+async def test_a_job_that_is_resumed_is_not_suspended_while_its_next_pods_are_refused() -> None:
+    world = World()
+    await world.look()
+    for suspend in (True, False):
+        body = world.kube.objects["FineTuneJob", "team", "tune"]
+        world.kube.keep({**body, "spec": {**body["spec"], "suspend": suspend}})
+        world.watch()
+        if not suspend:
+            world.kube.refuse["create", "Job"] = KubeError(422, "nodeSelector: Invalid value")
+        await world.look()
+        await world.look()
+    assert (world.status["phase"], world.status["attempt"], world.holding()) == ("Starting", 2, ["Stalled"])
+    assert world.condition(ConditionType.SUSPENDED) == (
+        ConditionReason.RESUMED,
+        "the job starts from the beginning: spec.checkpoint is not set",
+    )
+    await world.look()
+    assert world.kube.done("status") == []
+
+
 async def test_a_quota_that_changes_meanwhile_is_not_taken_for_a_child_that_exists() -> None:
     world = World()
     world.kube.refuse["create", "Job"] = KubeError(409, "resourcequotas gpus: please apply again", "Conflict")

@@ -146,6 +146,17 @@ async def test_another_candidate_soaks_anew_and_a_deleted_one_no_longer() -> Non
     assert simulation.registry.aliases == {"champion": "1"}
 
 
+async def test_a_version_that_waits_for_approval_does_not_have_the_soak_of_the_one_before() -> None:
+    simulation = world(soakSeconds=600, approval={"version": "2"})
+    simulation.registry.aliases |= {"staging": "2", "champion": "1"}
+    await simulation.settle()
+    assert simulation.says("Soaked")
+    simulation.registry.aliases["staging"] = "3"
+    await simulation.settle()
+    assert simulation.status().phase == "AwaitingApproval"
+    assert simulation.says("Soaked") is None
+
+
 async def test_an_approval_may_do_without_the_soak() -> None:
     simulation = world(soakSeconds=600, approval={"bypassSoak": True})
     simulation.registry.aliases |= {"staging": "3", "champion": "1"}

@@ -94,6 +94,7 @@ WAITS: dict[str, tuple[list[Condition], Condition, bool]] = {
     "for the preparation, then for a quota": ([ACCEPTED, QUOTA, PREPARING], QUOTA, False),
     "for the preparation, unchecked": ([ACCEPTED, UNCHECKED, PREPARING], PREPARING, False),
     "for a training Job that can be created": ([ACCEPTED, PREPARED, NO_CHILD], NO_CHILD, True),
+    "for a preparation that cannot be created again": ([ACCEPTED, NO_CHILD, PREPARING], NO_CHILD, True),
     "for a quota": ([ACCEPTED, PREPARED, NO_POD, STARTING], NO_POD, False),
     "for a name": ([ACCEPTED, PREPARED, NAME_TAKEN], NAME_TAKEN, False),
 }

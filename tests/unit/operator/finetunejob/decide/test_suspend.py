@@ -148,6 +148,12 @@ def test_what_is_trained_is_not_trained_again() -> None:
     assert (decision.status.attempt, decision.status.phase) == (1, "Succeeded")
 
 
+def test_the_pods_of_a_training_that_is_complete_stay_counted() -> None:
+    nodes = Nodes(desired=2, ready=2, summary="2/2")
+    decision = conclude(ftj(status(PREPARED, TRAINED, attempt=1, nodes=nodes), suspend=True))
+    assert decision.status.nodes == nodes
+
+
 def test_taking_it_back_before_the_pods_have_stopped_still_counts_as_a_resume() -> None:
     stopping = conclude(ftj(running(), suspend=True), observed(child("tune-train-1"), pods=PODS))
     decision = conclude(ftj(stopping.status), observed(pods=PODS), at=later(1))
