@@ -12,6 +12,8 @@ TAKEOVERS = int(os.environ.get("LONG_TAKEOVERS", "60"))
 """Times that the leading replica of two is killed, stopped, paused or cut off."""
 SEQUENCES = int(os.environ.get("LONG_SEQUENCES", "3000"))
 """Random sequences of events around a FineTuneJob, as many around a ModelPromotion, and a tenth around an endpoint."""
+OPERATIONS = int(os.environ.get("LONG_OPERATIONS", "1000"))
+"""Operations on FineTuneJobs and ModelPromotions, each with the oracles."""
 ENDS = int(os.environ.get("LONG_ENDS", "20"))
 """Ends of a training run at random moments."""
 SEED = int(os.environ.get("LONG_SEED", "0")) or int.from_bytes(os.urandom(3))
