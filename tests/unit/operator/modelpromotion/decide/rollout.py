@@ -176,8 +176,11 @@ class Rollout:
         return backend.open_client(SETTINGS, self.workspace.secret)
 
     def observe(self) -> Endpoint:
-        """The endpoint, as the SDK has it."""
-        return self.open_endpoint().read()
+        """The endpoint as the SDK has it, or the problem, as the observer gives it to a pass."""
+        try:
+            return self.open_endpoint().read()
+        except ExternalError as error:
+            return Endpoint(problem=error.problem)
 
     @property
     def routes(self) -> Mapping[str, int]:
