@@ -26,7 +26,8 @@ LABEL_COMPONENT = "finetune.dev/component"  # the operator and people: prep, pre
 LABEL_ATTEMPT = "finetune.dev/attempt"  # the operator and people: which training attempt
 ANNOTATION_VERSION = "finetune.dev/version"  # the operator, on the evaluation's Job: the version to evaluate
 ANNOTATION_DIGEST = "finetune.dev/digest"  # the operator, on the evaluation's Job: what the results of a custom command depend on
-ANNOTATION_PROBE = "finetune.dev/began-with-one-pod"  # the operator, on an attempt's Job: one pod tries a server that did not answer before
+ANNOTATION_ONE_POD = "finetune.dev/began-with-one-pod"
+# The operator, on an attempt's Job: it began with one pod, since in the attempt before it a server of code or packages did not answer.
 LABEL_CONTROLLER = "batch.kubernetes.io/controller-uid"  # Kubernetes, on pods: the uid of their Job
 LABEL_QUEUE = "kueue.x-k8s.io/queue-name"  # Kueue, on Jobs and on a SparkApplication
 

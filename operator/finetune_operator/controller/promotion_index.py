@@ -52,7 +52,10 @@ class PromotionIndex:
 
 
 def find_endpoint(serving: Json) -> str | None:
-    """The name of the endpoint, even in the field of an earlier version of the schema: a promotion with that field keeps its endpoint."""
+    """The name of the endpoint that a promotion changes.
+
+    It may be in `serving.databricks`, the place in an earlier schema: such a promotion still claims the endpoint before younger promotions.
+    """
     return serving.get("endpoint") or (serving.get("databricks") or {}).get("endpoint")
 
 

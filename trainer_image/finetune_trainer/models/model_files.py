@@ -24,7 +24,7 @@ class Parts:
     """The parts of one model; the base of an adapter may be another model.
 
     of: how the adapter names its base, or None.
-    origin: where the base was fetched from, if it is one of the parts.
+    origin: where the base can be fetched again, if it is one of the parts and an address names it; otherwise None.
     """
 
     base: Path | None
@@ -66,11 +66,13 @@ def read_version(folder: Path, at: Origin) -> Parts:
     inner_origin = Origin(f"{at.uri}/{inner}") if base and is_version else None
     # NB: a merged model also has its adapter next to it; the flavor names only an adapter that is not merged yet.
     if "peft_adaptor" not in flavor:
+        # Without an adapter, the address of the whole model also names the base.
         plain = read_folder(base or folder, inner_origin or at)
         return replace(plain, tokenizer=tokenizer or plain.tokenizer)
     adapter = folder / flavor["peft_adaptor"]
     name = flavor.get("local_base_model_path") or flavor.get("source_model_name")
     of = _find_base(adapter, name, flavor.get("source_model_revision"))
+    # NB: not `at`, which names the adapter: no address names the base of a logged model.
     return Parts(base=base, tokenizer=tokenizer, adapter=adapter, of=of, origin=inner_origin)
 
 

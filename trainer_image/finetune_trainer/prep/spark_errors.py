@@ -212,8 +212,9 @@ def _shorten(detail: str) -> str:
 def _find_disk_error(request: Request, causes: list[_Cause], error: Py4JJavaError) -> PodFailure | None:
     """Return the error of a full disk: the disk of the table, or the scratch space.
 
-    NB: a task that writes the table also fills the scratch space: it sorts its rows there, and Hadoop's clients of stores keep files
-    there until they are uploaded. So it is the disk of the table only if the output is a folder and a writer is on the stack.
+    NB: a task that writes the table can also fill the scratch space, in two ways. It sorts its rows there: then no writer is on the stack.
+    And for an object store, Hadoop keeps files there until they are uploaded: then the output is not a folder. In all other cases, the
+    full disk is that of the table.
     """
     if not any(_DISK_FULL in detail for _, detail in causes):
         return None

@@ -135,7 +135,7 @@ def build_network(
         on_verdict(verdict)
         if verdict.kind != choice.kind:
             world.say(
-                f"activation checkpointing {verdict.kind} instead of {choice.kind}, which changes the gradients"
+                f"activation checkpointing {choice.kind} would change the gradients of this model: using {verdict.kind}"
             )
             recomputation.enable(network.model, verdict.kind)
             on_plan(fit.replace_recomputation(choice, verdict.kind, recipe, world, row_tokens(recipe)).plan)

@@ -52,7 +52,8 @@ def quiet_libraries() -> None:
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     # peft reads a property that transformers deprecates.
     warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
-    # peft warns without cause: it sets the rank of experts by the names of their parameters, but looks for layers with these names.
+    # peft's warning is wrong for experts: it applies their LoRA rank and alpha by the names of parameters, but its check of unused
+    # patterns compares only the names of layers.
     warnings.filterwarnings("ignore", "The following (rank|alpha)_pattern keys did not match", RuntimeWarning)
     # NB: a library that can import `kernels` downloads compiled kernels from the Hub in the middle of a run. None in
     # sys.modules makes the import fail.
@@ -98,7 +99,10 @@ def log_system_metrics(recipe: Recipe, world: World, tracker: Tracker) -> Iterat
 
 
 def end_in_rendezvous(preemption: Preemption) -> None:
-    """End a rank that waits for the others to join: no Python signal handler runs there, and nothing can be lost."""
+    """End a rank that waits for the others to join. Nothing can be lost: the training has not begun.
+
+    `on_sigterm` calls this in a thread of its own: the main thread is blocked in native code, where an exception cannot reach it.
+    """
     code, message = exit_status.describe(preemption.error())
     scratch.write_outcome(scratch.path(), int(os.environ["RANK"]), code, message)
     os._exit(code)

@@ -38,7 +38,7 @@ def begin_with_one_pod(job: Json) -> Json:
     """The Job of an attempt, with one pod for now."""
     return dict(
         merge(
-            job, {"metadata": {"annotations": {names.ANNOTATION_PROBE: "true"}}, "spec": {"parallelism": 1}}
+            job, {"metadata": {"annotations": {names.ANNOTATION_ONE_POD: "true"}}, "spec": {"parallelism": 1}}
         )
     )
 
@@ -49,7 +49,7 @@ def has_begun_with_one_pod(job: Json) -> bool:
     The time limit of the rendezvous starts with the first pod, and may end before the others have a node and their packages. So the
     failure of such an attempt does not count as a restart. The next attempt begins with all pods, unless a server is unavailable again.
     """
-    return names.ANNOTATION_PROBE in (job["metadata"].get("annotations") or {})
+    return names.ANNOTATION_ONE_POD in (job["metadata"].get("annotations") or {})
 
 
 def is_probing(job: Json) -> bool:

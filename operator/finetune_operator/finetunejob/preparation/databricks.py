@@ -54,7 +54,7 @@ class DatabricksBackend(Backend):
         if preparation is None:
             return
         if preparation.spark.databricks is None:
-            yield "spec.data.prepare.spark.databricks is missing: mode Databricks requires a volume for the operator's wheel"
+            yield "spec.data.prepare.spark.databricks.volume is missing: set it to a folder of a Unity Catalog volume for the operator's wheel"
         if preparation.output.startswith("/"):
             yield (
                 f"spec.data.prepare.output {preparation.output} is a folder of the pods, which a Databricks run cannot write: use "

@@ -71,8 +71,7 @@ def wait_for_lease(draft: Draft) -> bool:
     if lease_state.lease is None:
         draft.lease = TakeLease(_build_lease(draft))
         return False
-    # "Job", since a FineTuneJob controls a Lease as it controls a Job.
-    lease_owner = find_owner("Job", lease_state.lease)
+    lease_owner = find_owner("Lease", lease_state.lease)
     # This job holds the Lease; or no FineTuneJob does, so that nobody else prepares the data.
     if lease_owner is None or lease_owner.uid == draft.ftj.uid:
         return False
@@ -89,6 +88,7 @@ def wait_for_lease(draft: Draft) -> bool:
     if draft.ftj.created is None or prepared_since <= draft.ftj.created:
         # The holder read its sources before this job was created: they may have changed since.
         draft.lease = TakeLease(_build_lease(draft), replaces=lease_state.lease)
+    # If the holder prepared the data after this job was created, this job needs no Lease: its preparation finds the table, and uses it.
     return False
 
 

@@ -100,7 +100,7 @@ def find_conversations(parts: Sequence[Part], columns: Columns) -> dict[str, tup
         raise DataError(
             "ColumnsDiffer",
             (
-                f"column {column_name} has different types in the sources of the mix: {differences}; prepare them "
+                f"column {column_name} has different types in the sources of the mix ({differences}): prepare these sources "
                 "separately"
             ),
         )

@@ -84,7 +84,7 @@ def read_rows(
     check_columns(dataset.schema, [SPLIT_COLUMN, *columns], table, label)
     for fragment in dataset.get_fragments(filter=ds.field(SPLIT_COLUMN) == name):
         where = f"{fragment.path} of {table}"
-        # Each column that the file lacks is either a partition column, or was added later and is null.
+        # The value of each column if the file lacks it: that of the partition, or null if the column was added later.
         partition = ds.get_partition_keys(fragment.partition_expression)
         absent = {column: partition.get(column) for column in columns}
         batches = read_batches(

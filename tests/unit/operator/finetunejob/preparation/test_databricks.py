@@ -501,7 +501,7 @@ WRONG: dict[str, tuple[Json, Settings, list[str]]] = {
     "a job of an earlier version": (
         {"data": {**DATA, "prepare": {**DATA["prepare"], "spark": {"mode": "Databricks"}}}},
         SETTINGS,
-        ["spec.data.prepare.spark.databricks is missing: mode Databricks requires a volume for the operator's wheel"],
+        ["spec.data.prepare.spark.databricks.volume is missing: set it to a folder of a Unity Catalog volume for the operator's wheel"],
     ),
     "a model of another registry": (
         {"data": DATA, "model": {"base": "models:/m@champion"}},

@@ -368,5 +368,5 @@ def test_a_restart_uses_the_verdict_of_its_checkpoint(
         **fresh, "kind": "Full", "verified": 0, "plans": ["Selective", "Full"]
     }  # fmt: skip
     assert capsys.readouterr().out.splitlines()[-1] == (
-        "activation checkpointing Full instead of Selective, which changes the gradients"
+        "activation checkpointing Selective would change the gradients of this model: using Full"
     )

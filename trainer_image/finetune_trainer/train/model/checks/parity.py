@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from finetune_trainer.train.data import pack
     from finetune_trainer.train.model.network.trained_network import Network
 
-# Tokens of the second document. It is shorter than the first, so that unpacked rows have padding.
+# Tokens that training gets of the second document.
 _SECOND_TOKENS = 6
 # The tolerance is this multiple of the measured rounding noise, but not below or above these shares of the logits.
 _NOISE_FACTOR, _MIN_TOLERANCE, _MAX_TOLERANCE = 3.0, 1e-3, 0.3
@@ -238,7 +238,9 @@ def _compare(network: Network, device: torch.device, *, is_packed: bool, is_eage
         is_eager: whether the model's own forward pass has eager attention, or else the attention of the run.
     """
     first_document, second_document, other_document = probe.build_documents(network.head.vocabulary)
-    short_documents = [first_document, second_document[:_SECOND_TOKENS]]
+    # Training gets the second document cut, so that rows that are not packed have padding. The model's own forward pass gets it whole, so
+    # that its rows have none: in a causal model, the tokens after the cut change nothing before it.
+    training_documents = [first_document, second_document[:_SECOND_TOKENS]]
     # NB: the second document's last token predicts nothing, so its change matters only to a model that looks ahead.
     changed_documents = [
         other_document,
@@ -246,7 +248,7 @@ def _compare(network: Network, device: torch.device, *, is_packed: bool, is_eage
     ]
     rows = [[0, 1]] if is_packed else [[0], [1]]
     changed_ending = np.append(second_document[:-1], other_document[:1])
-    # In each row one document: two documents, the second again with another last token, and both again, to which noise is added.
+    # Five rows of one document each: the first; the second; the second with another last token; the first and the second, with noise.
     single_documents = probe.build_batch(
         [first_document, second_document, changed_ending], [[0], [1], [2], [0], [1]], device
     )
@@ -270,7 +272,7 @@ def _compare(network: Network, device: torch.device, *, is_packed: bool, is_eage
     # NB: some models draw random numbers in evaluation too.
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         with network.no_grad_forward(compute_both):
-            logits, reference = network(probe.build_batch(short_documents, rows, device))
+            logits, reference = network(probe.build_batch(training_documents, rows, device))
         with network.no_grad_forward(compute):
             changed_logits, hidden = network(probe.build_batch(changed_documents, rows, device))
     # The last token of a document has no target.
