@@ -50,7 +50,7 @@ _IGNORED_FIELDS: dict[str, Any] = {
 GLOBAL_BATCH = "globalBatch"
 """Key of a setting: the sequences of an optimizer step on all ranks."""
 ROWS_AT_ONCE = "rowsAtOnce"
-"""Key of a setting of KTO: the sequences of a forward pass on all ranks, from which KTO estimates a divergence."""
+"""Key of a setting of KTO: the rows of a forward pass on all ranks, one sequence each, from which KTO estimates a divergence."""
 # Beginnings of the paths of fields that affect only the token ids and loss masks of the examples. These fields may differ: the trainer
 # compares a digest of the examples instead, and the fields explain a different digest.
 _EXAMPLE_FIELDS = ("data.", "model.chatTemplate.", "objective.lossOn", "training.truncation")
@@ -61,8 +61,8 @@ _DIGEST_LENGTH = 12
 def settings(recipe: JobRecipe) -> dict[str, Any]:
     """Return the settings that must be equal, and the fields of the examples, by field path.
 
-    A checkpoint stores these settings, which contain no secrets. Defaults are left out, so that a field which a later version adds does
-    not count as a difference.
+    A checkpoint stores these settings, which contain no secrets. Defaults are left out, so that a field which a later version of the
+    API adds does not count as a difference.
     """
     content = recipe.model_dump(mode="json", by_alias=True, exclude=_IGNORED_FIELDS, exclude_defaults=True)
     values_by_path = {**dict(_leaves("", content)), GLOBAL_BATCH: recipe.global_batch}
@@ -163,7 +163,7 @@ def _suggest_batch(batch: int, recipe: JobRecipe) -> str:
 
 
 def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Iterate over the values of a document, by path. Lists are sorted, since the lists of the API are sets."""
+    """Iterate over the values of a JSON document, by path. Lists are sorted, since the lists of the API are sets."""
     if isinstance(value, dict):
         for name, part in value.items():
             yield from _leaves(f"{path}.{name}" if path else name, part)

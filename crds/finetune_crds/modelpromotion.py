@@ -27,7 +27,7 @@ def _build_number_schema() -> dict[str, Any]:
 
 
 def _text(value: object) -> object:
-    """Return a number as text. Any other value is returned unchanged, for pydantic to check; so is a bool, which is an int."""
+    """Return a number as text, and any other value unchanged, for pydantic to check. A bool is an int in Python, but is not a number here."""
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
@@ -87,7 +87,7 @@ class Source(ApiModel):
 
     @property
     def job_name(self) -> str:
-        """The FineTuneJob's name; empty for the other types."""
+        """The name of the FineTuneJob; empty for a source of another type."""
         return self.fine_tune_job_ref.name if self.fine_tune_job_ref else ""
 
 

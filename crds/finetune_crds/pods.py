@@ -26,7 +26,7 @@ MAIN_CONTAINER = "main"
 """The name of the job's own container in the template of every role."""
 
 
-# Fields of an earlier version by name: the JSON type, and the name in RolePodSettings.
+# Fields of an earlier version of the API by name: the JSON type, and the name of the field of RolePodSettings that replaced the field.
 _MOVED_FIELDS = {
     "image": ("string", "image"),
     "env": ("array", "env"),
@@ -43,8 +43,9 @@ def build_moved_fields(
 
     Args:
         fields: the names of the fields.
-        prefix: the path of the part that had the fields, with a dot at its end, such as `trainer.`; empty for the spec.
-        settings: the field of `spec.pods` that replaced the part.
+        prefix: the path of the part of the spec that had the fields, with a dot at its end, such as `trainer.`; empty if the spec
+            itself had them.
+        settings: the field of `spec.pods` that has the fields now.
         container: for podTemplate, the earlier name of the role's own container.
     """
     note = {"podTemplate": f", where the container {container} is named {MAIN_CONTAINER}"}

@@ -99,8 +99,8 @@ class JobRecipe(ApiModel):
         """Return a short SHA-256 of the recipe. Jobs with the same digest train in the same way.
 
         The digest leaves out the job, its tracking, the model cache, the result of the preparation, and the evaluation. It also leaves
-        out defaults, so that a field which a later version adds does not change the digest. Whether a job can continue from a checkpoint
-        is decided by `continuation` instead.
+        out defaults, so that a field which a later version of the API adds does not change the digest. Whether a job can continue from a
+        checkpoint is decided by `continuation`, not by this digest.
         """
         content = self.model_dump(
             mode="json",
@@ -162,5 +162,5 @@ class Recipe(JobRecipe):
 
 def as_yaml(content: Any) -> str:
     """Return a document as YAML for a ConfigMap, in the order of its fields."""
-    # NB: libyaml is five times as fast as yaml.safe_dump, which also writes the control character U+0085 as a line break.
+    # NB: not yaml.safe_dump: it takes five times as long as libyaml, and writes the control character U+0085 as a line break.
     return str(yaml.dump(content, Dumper=yaml.CSafeDumper, sort_keys=False, allow_unicode=True))

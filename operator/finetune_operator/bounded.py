@@ -1,6 +1,7 @@
 """HTTP to servers that users name: a deadline for each request, a size limit, no redirects, and no credentials of the operator.
 
-NB: messages must not quote a response: a user could read servers that only the operator can reach.
+NB: messages must not quote a response: a user who sees the message could read, through the operator, a server that only the operator
+can reach.
 """
 
 from __future__ import annotations
@@ -126,7 +127,7 @@ async def request(
 
     Args:
         max_bytes: size limit of the decompressed body.
-        is_read: whether the request writes nothing whatever its method.
+        is_read: whether the request writes nothing, even if its method is POST.
 
     Raises:
         NoResponseError: the request cannot be sent, the server cannot be reached, or the response exceeds a limit.
@@ -172,9 +173,9 @@ async def _exchange(
 ) -> AsyncIterator[aiohttp.ClientResponse]:
     """Send a request, and yield the response before its body is read. Each connection is used once.
 
-    NB: servers close idle connections (MLflow after 5 s, which is also the polling interval). A request that is sent at that moment
-    fails, and the client cannot know whether a write took effect: 7 of 48 requests over a kept connection failed (MLflow 3.17 on
-    loopback, November 21, 2026).
+    NB: a server closes idle connections (MLflow after 5 s, the interval at which the operator polls it). A request that is sent over a
+    kept connection at that moment fails, and the client cannot know whether a write took effect: 7 of 48 such requests failed (MLflow
+    3.17 on loopback, November 21, 2026).
     """
     if any(_UNSENDABLE.search(value) for value in headers.values()):
         raise UnsendableError("a header contains a control character")
@@ -231,7 +232,7 @@ def _get_loop() -> asyncio.AbstractEventLoop:
 @functools.cache
 def _start_loop() -> asyncio.AbstractEventLoop:
     loop = asyncio.new_event_loop()
-    # NB: a name lookup cannot be canceled, and a silent name server must not delay other requests.
+    # NB: a name lookup cannot be canceled. With threads of their own, lookups that wait for a silent name server delay no other request.
     loop.set_default_executor(ThreadPoolExecutor(_RESOLVING_THREADS, "resolve"))
     threading.Thread(target=loop.run_forever, name="requests", daemon=True).start()
     return loop

@@ -189,7 +189,7 @@ class Kube:
         try:
             async with self._fence.limit(method, self._timeout_seconds) as timeout_seconds:
                 if method not in READING_METHODS:
-                    # The API server ends the request too, so that it does not carry out the write later.
+                    # With this parameter, the API server ends the request too, and does not carry out the write later.
                     query = {**(query or {}), "timeout": f"{timeout_seconds:.3f}s"}
                 url = self._api.configuration.host + target + (f"?{urlencode(query)}" if query else "")
                 with metrics.measuring_request("Kubernetes") as sent:

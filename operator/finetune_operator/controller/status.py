@@ -32,7 +32,7 @@ async def write_status(
 ) -> Json:
     """Write an Event for each changed condition, then the status. Returns the resource as written.
 
-    NB: a pass that is interrupted in between is repeated, and writes its Events again under the same names.
+    NB: a pass that is interrupted between the two is repeated. It writes its Events again under the same names, so none appears twice.
 
     Args:
         version: the resource version that the decision is based on.

@@ -38,7 +38,7 @@ _CODES = PROTOCOL_CODES | {
 def log_reason(access: Access, what: str, text: str) -> None:
     """Log what a workspace answered, without the credentials.
 
-    NB: a user names the workspace, so no text of its answers may reach a condition or an Event.
+    NB: a user names the workspace, which can be any server, so no text of its answers may reach a condition or an Event.
 
     Args:
         what: the operation that failed, as an infinitive such as "submit a run".

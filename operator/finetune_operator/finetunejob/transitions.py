@@ -31,7 +31,7 @@ def count_transitions(ftj: FineTuneJob, after: FineTuneJobStatus, now: datetime)
 def _count_phase(ftj: FineTuneJob, after: FineTuneJobStatus, now: datetime) -> None:
     """Count the time in the phase that the job left."""
     before = ftj.status
-    # NB: a job is Pending from its creation on, which the first status records only if the job is still Pending then.
+    # NB: a job is Pending from its creation on: before its first status, no phase and no time are recorded.
     since = before.phase_time
     if since is None and before.phase is None:
         since = ftj.created
@@ -42,7 +42,7 @@ def _count_phase(ftj: FineTuneJob, after: FineTuneJobStatus, now: datetime) -> N
 
 def _count_restarts(before: FineTuneJobStatus, after: FineTuneJobStatus) -> None:
     """Count the attempts that ended, unless the job ended with them."""
-    # NB: an attempt has an entry for each time that Kueue stopped its pods.
+    # NB: an attempt has an entry for each time that Kueue stopped its pods, so its number does not identify an entry.
     recorded_ends = {(item.attempt, item.end_time) for item in before.attempts or ()}
     if after.phase in _FINISHED:
         return

@@ -132,6 +132,7 @@ class ModelPromotionApplier:
             self.store,
             about,
             version=resource_version,
+            # Also with `onto`: an Event that this pass has already written keeps its name, and is not written twice.
             before=promotion.status,
             after=decision.status,
             now=now,

@@ -21,7 +21,7 @@ def named_version(spec: ModelPromotionSpec, observed: Observed) -> str | None:
 
 
 def target_version(spec: ModelPromotionSpec, status: ModelPromotionStatus) -> str | None:
-    """The version that spec.rollbackTo names. NB: type Previous keeps the version of its first pass, while status.previous changes."""
+    """The version that spec.rollbackTo names. NB: type Previous keeps the version that status.previous had in the first pass."""
     rollback_to, rollback = spec.rollback_to, status.rollback
     if rollback_to is None:
         return None

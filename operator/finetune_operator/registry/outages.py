@@ -70,7 +70,7 @@ class Outages:
     async def _attempt(
         self, server: Hashable, call: Callable[[], Answer], is_remembered: Callable[[Problem], bool]
     ) -> Answer:
-        """Call a function in a thread, unless the server is not contacted now. Remember its problem if `is_remembered`."""
+        """Call a function in a thread, unless the server is not contacted now. Remember the problem of the call if `is_remembered`."""
         problem = self.of(server)
         if problem:
             raise ExternalError(problem)

@@ -64,7 +64,8 @@ def fetch_version(recipe: Recipe, uri: str, to: Path) -> Source:
 def fetch_base(recipe: Recipe, version: Source, to: Path) -> Source:
     """Fetch the model that the version was trained from.
 
-    An adapter is fetched with its base, and not merged, unless the base of the version is the merged model.
+    If `model.base` is an adapter, it is fetched with its own base, and not merged. After Merge, a version that is an adapter has the
+    merged model as its base, so that base is used instead.
 
     Args:
         recipe: names the model.

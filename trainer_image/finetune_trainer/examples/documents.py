@@ -144,7 +144,7 @@ class Documents:
     @property
     def _chat(self) -> PreTrainedTokenizerBase:
         """The tokenizer of prompts and conversations, which can have a chat template."""
-        assert not isinstance(self.tokenizer, TextTokenizer)  # noqa: S101 - only texts use that
+        assert not isinstance(self.tokenizer, TextTokenizer)  # noqa: S101 - only texts use a TextTokenizer
         return self.tokenizer
 
     def _encode_conversations(

@@ -40,7 +40,7 @@ def record_failed_action(
 
 
 def _explain_failure(action: Action, problem: Problem) -> tuple[ConditionType, ConditionReason, str]:
-    """The condition that the action should have made true, and the reason and message for why it is false."""
+    """The condition that the failure of an action makes false, with its reason and its message."""
     match action:
         case SetAlias():
             message = f"alias {action.alias} of {action.model} cannot be set: {problem.message}"

@@ -81,7 +81,7 @@ def _copy_progress(draft: Draft, run: Run) -> None:
         eta=text.format_duration(seconds_remaining) if seconds_remaining is not None else None,
         update_time=before.update_time if before else None,
     )
-    # NB: the ETA is not compared: `clear_eta` removes it while no training runs, and the trainer has then reported nothing new.
+    # NB: the ETA is not compared: if only the ETA differs, `clear_eta` has removed it, and the trainer has reported nothing new.
     has_news = before is None or after != before.model_copy(update={"eta": after.eta})
     if has_news:
         after = after.model_copy(update={"update_time": draft.now})
@@ -99,7 +99,7 @@ def _newest_step(run: Run, metric_names: Sequence[str]) -> float:
 
 
 def complete_progress(draft: Draft, step: int) -> None:
-    """If the status has progress, record there that training has completed its last step, unless it shows a later step."""
+    """Record in the progress that training has completed its last step, `step`. Without progress, or after a later step, do nothing."""
     progress = draft.status.progress
     if progress and step >= progress.step:
         finished = {

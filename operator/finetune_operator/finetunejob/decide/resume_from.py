@@ -19,7 +19,10 @@ from finetune_operator.policy.result import Continue, Outcome
 
 
 def find_checkpoints(draft: Draft) -> Outcome:
-    """End each pass until the starting checkpoints are known. Recorded checkpoints do not change."""
+    """Record the checkpoints that the job starts from, and end each pass until they are known.
+
+    A suspended job does not look for them. Recorded checkpoints do not change.
+    """
     reference = resume_from(draft.ftj)
     if reference is None or draft.status.resumed_from or draft.spec.suspend:
         return Continue

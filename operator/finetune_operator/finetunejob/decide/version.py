@@ -104,7 +104,7 @@ def _fail(draft: Draft, message: str, kind: ConditionType = ConditionType.REGIST
 def _record_version(draft: Draft, registered: RegisteredVersion) -> None:
     before = draft.status.model or ModelStatus()
     if before.version not in (None, registered.version):
-        # The metrics of another version do not apply to this one.
+        # The metrics of the version that was recorded before do not apply to the new version.
         draft.update(evaluation=None)
         draft.unset(ConditionType.EVALUATED)
     draft.update(

@@ -27,7 +27,11 @@ def wait_for_run(draft: Draft, *, needs_server: bool = False) -> bool:
 
 
 def _is_run_pending(draft: Draft) -> bool:
-    """Whether this pass requests a run that no earlier pass failed to create, or a later pass looks again for a run that was not found."""
+    """Whether a run may still appear.
+
+    Either this pass requests a run, and no earlier pass failed to create one; or the recorded run was not found, and a later pass looks
+    for it again.
+    """
     tracked = draft.condition(ConditionType.TRACKED)
     if tracked and tracked.reason == ConditionReason.RUN_NOT_FOUND:
         return True

@@ -46,7 +46,7 @@ class MaxAge(NamedTuple):
 
     @classmethod
     def of_shared(cls, settings: Settings) -> MaxAge:
-        """The limits for answers that jobs share: SharedAnswers decides when the server is asked again."""
+        """The limits for answers that jobs share. None is fresh here, because SharedAnswers decides when the server is asked again."""
         return cls(0.0, settings.poll_seconds * _MAX_INTERVALS)
 
 
@@ -70,7 +70,10 @@ class ReadPace:
 
     @classmethod
     def of(cls, settings: Settings, clock: Callable[[], float], wake: Callable[[str], None]) -> ReadPace:
-        """The pace for an installation. NB: there are twice as many threads as workers, so half of them stay free for writes."""
+        """The pace for an installation.
+
+        NB: reads get as many threads as there are workers. The process has twice as many threads, so half of them stay free for writes.
+        """
         return cls(clock, wake, ReadLimits.of_threads(settings.workers))
 
     async def has_ended_soon(self, server: Hashable, read: asyncio.Task[None]) -> bool:
@@ -94,8 +97,8 @@ class _Outcome(Generic[Answer]):
     """A question, when it was asked, and the answer or the error.
 
     Attributes:
-        is_unseen: whether no pass has received the outcome yet. The next pass receives it at any age: otherwise the pass that it
-            woke would ask again at once, and a slow server would cause endless passes.
+        is_unseen: whether no pass has received the outcome yet. The next pass receives it at any age: if the outcome were too old for
+            the pass that it woke, this pass would ask again, and a slow server would cause endless passes.
         is_news: whether the outcome differs from the one before.
     """
 
@@ -120,7 +123,7 @@ class BackgroundReads(Generic[Answer]):
 
     Attributes:
         takes_turns: whether a read counts against `pace.threads` from start to end. False if `ask` uses no thread, or observes the
-            limits itself: jobs that share an answer wait for a single read.
+            limits itself, as for jobs that share an answer: they wait for a single read, which takes one turn.
     """
 
     pace: ReadPace
@@ -245,6 +248,7 @@ class BackgroundReads(Generic[Answer]):
         ask: Callable[[], Coroutine[object, object, Answer]],
     ) -> Answer:
         async with self.pace.threads.turn(namespace, server):
+            # The wait for a turn does not make the answer older.
             outcome.asked_at = self.pace.clock()
             return await ask()
 

@@ -24,13 +24,13 @@ from finetune_operator.kube import Kube, KubeError
 from finetune_operator.registry.outages import Outages
 
 _MAX_DELAY_SECONDS = 30.0
-# NB: a commit is kept until it is in the status, and a problem until the next request.
+# NB: a commit is used at any age, until it is in the status. `read` moves a problem to `_problems`, which delay the next request.
 _MAX_AGE = MaxAge(fresh=math.inf, usable=math.inf)
 # Limits of concurrent requests, which are connections of the event loop and use no threads.
 _MAX_REQUESTS_PER_SERVER = 4
 _MAX_REQUESTS_PER_NAMESPACE = 8
 _MAX_REQUESTS = 32
-# After a server did not respond: how long the jobs of the namespace do not contact it.
+# How long the jobs of a namespace do not contact a server that did not respond to one of these jobs.
 _OUTAGE_SECONDS = 5.0
 # The username that servers accept with a token.
 _DEFAULT_USERNAME = "git"
@@ -106,7 +106,7 @@ class RevisionReader:
             return ResolvedRevision(problem=Problem(ConditionReason.INTERNAL_ERROR, message))
 
     async def _ask(self, repository: Repository, revision: str, server: _Server) -> ResolvedRevision:
-        """Ask the server for the commit, unless it did not respond a moment ago."""
+        """Ask the server for the commit, unless the server did not respond to another request a moment ago."""
         if self._outages.of(server):
             message = f"the repository {repository.url} cannot be reached: {server.host} did not respond to another request"
             return ResolvedRevision(problem=Problem(ConditionReason.GIT_UNREACHABLE, message))

@@ -113,6 +113,7 @@ class FineTuneJobObserver:
         drivers = custom_children.pods if custom_children else ()
         executors = await self._executors.read(ftj, [*pods, *drivers], now)
         if executors.refusal:
+            # Executors have no Job of their own: `report_executors` looks for their rejection under the preparation's name.
             rejections[names.prep_name(ftj.name)] = executors.refusal
         # Nothing is reported about the waiting pods of a finished job, so their Events and nodes are not read.
         reported_pods = () if ftj.is_finished else (*pods, *drivers, *executors.pods)
@@ -138,9 +139,9 @@ class FineTuneJobObserver:
         )
 
     async def _resumed(self, ftj: FineTuneJob, now: datetime) -> ResumedJob | None:
-        """The job whose checkpoints this job waits for; None if it does not wait.
+        """The job whose checkpoints this job waits for, empty if that job does not exist; None if this job waits for none.
 
-        NB: read from the API server. In the cache, the other job's status may be outdated.
+        NB: the other job is read from the API server, since its status in the cache may be outdated.
         """
         name = resumed_job_name(ftj)
         if name is None:

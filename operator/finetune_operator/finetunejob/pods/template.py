@@ -21,7 +21,7 @@ _GRACE_SECONDS = 120
 # Retries after failures that neither the recipe nor the data caused, such as a crash of the JVM or an unreachable MLflow.
 _BACKOFF_LIMIT = 2
 _TMP = "/tmp"  # noqa: S108
-# With this variable, the Hub's client in a user's script uses the cache too.
+# With this variable, the Hub's client in a user's script uses the model cache too.
 _HUB_IN_CACHE = (
     {"name": "HF_HUB_CACHE", "value": f"{contract.MODEL_CACHE_PATH}/{contract.MODEL_CACHE_HUB}"},
 )
@@ -161,7 +161,7 @@ def pod_template(
 
 
 def _with_container_name(user_template: Json, name: str) -> Json:
-    """Return the template with `name` instead of `main`. NB: the API server has not validated the template."""
+    """Return the template with `name` instead of `main`. NB: the API server has not validated the template: parts can have any type."""
     spec = user_template.get("spec")
     user_containers = spec.get("containers") if isinstance(spec, dict) else None
     if not isinstance(spec, dict) or not isinstance(user_containers, list):
@@ -232,7 +232,8 @@ def init_container_fields(pod: Json, container: str, *, is_product_image: bool) 
     require them for each container.
 
     Args:
-        is_product_image: whether the init container runs a product image, while the main container possibly runs another image.
+        is_product_image: whether the init container runs a product image. The main container may run another image, so the variables
+            that are valid for one image only are not copied.
     """
     main = next(containers(pod, container), {})
     copied_fields = {field: main[field] for field in _INIT_CONTAINER_FIELDS if field in main}

@@ -63,7 +63,7 @@ def _catalog_of(spec: FineTuneJobSpec) -> Catalog | None:
 
 
 def _is_federated(catalog: Catalog, spec: FineTuneJobSpec, settings: Settings) -> bool:
-    """Whether the pod logs in to the chart's workspace with its ServiceAccount for the catalog, and not already for tracking."""
+    """Whether the catalog requires a login of the pod's ServiceAccount to the chart's workspace, which tracking does not already add."""
     has_secret = catalog.databricks is not None and catalog.databricks.secret_ref is not None
     return catalog.type == "Databricks" and not has_secret and not settings.on_databricks(spec.tracking)
 

@@ -1,4 +1,4 @@
-"""The preparation as a SparkApplication: one for each attempt, each with a name of its own, followed by its state.
+"""The preparation as a SparkApplication: one for each attempt, with a name of its own. The operator polls its state.
 
 The status records the SparkApplication in the pass that creates it. If the operator crashes before it writes the status, the next pass
 finds the SparkApplication by its name, which follows from the attempt. Another SparkApplication is created after a deletion, or after a
@@ -48,7 +48,7 @@ _RERUN_STATES = ("PendingRerun", "Invalidating")
 # How long the spark-operator may take to see a SparkApplication.
 _OPERATOR_TIMEOUT = timedelta(seconds=60)
 # The minimum time between the creation of a SparkApplication that fails and the creation of the next one. It doubles after each
-# failure, as for the pods of a Job. If the run took longer, the next one is created at once.
+# failure, as for the pods of a Job. A SparkApplication that fails after this time is replaced without a pause.
 _RETRY_DELAY = timedelta(seconds=10)
 _STATE_DESCRIPTIONS = {
     "Submitted": "was submitted, and its driver is starting",
@@ -121,6 +121,7 @@ class SparkApplicationBackend(Backend):
         draft.update(spark_application=status)
         if status.state == _COMPLETED:
             return _complete(draft, children, status, application)
+        # NB: a failure of the preparation has attempt 0.
         loss = pod_state.find_loss(_driver(children, status), draft.now, attempt=0)
         if loss:
             draft.update(last_failure=loss)
@@ -274,7 +275,7 @@ def _complete(
         message = f"pod {succeeded[-1].pod} succeeded and reported no result: the image of spec.pods.prepare must be built from finetune-prep"
         _give_up(draft, ConditionReason.PREPARATION_FAILED, message)
         return Stop
-    # The pod and its result no longer exist. A second run finds the version and writes nothing.
+    # The pod and its result no longer exist. A second run finds the version that the first run wrote, and writes nothing.
     draft.remove(application, _KIND.name)
     why = "the driver's result was lost with its pod: the preparation runs again and finds the version that it wrote; "
     _begin(draft, children, failures=status.failures, why=why)
@@ -364,7 +365,7 @@ def _stop(draft: Draft, children: CustomChildren, *, except_name: str = "") -> s
 
     This applies to SparkApplications and to drivers, but not to a driver that is lost with its node.
 
-    NB: the spark-operator deletes the driver of a SparkApplication only if it sees the deletion in time.
+    NB: the spark-operator deletes the driver of a SparkApplication only if it sees the deletion in time, so drivers are deleted here too.
     """
     running = {
         name: body

@@ -12,7 +12,7 @@ from finetune_operator.text import format_time
 
 
 def await_approval(draft: Draft) -> Outcome:
-    """If the spec has an approval, each pass ends here until the candidate is approved."""
+    """Start the soak. If the spec has an approval, each pass then ends here until the candidate is approved."""
     approval = draft.spec.approval
     version = draft.status.candidate or ""
     _start_soak(draft, version)
@@ -25,7 +25,7 @@ def await_approval(draft: Draft) -> Outcome:
         return _approve(draft, state)
     # An approval that was withdrawn counts no longer.
     draft.update(approval=state.model_copy(update={"approval_time": None}))
-    # `soak` sets this condition once the version is approved. Until then, it would be about the version before.
+    # `soak` sets the condition once the version is approved. A condition that is already set is about an earlier candidate.
     draft.unset(ConditionType.SOAKED)
     if _is_late(state, draft.now):
         return _time_out(draft, state)

@@ -12,7 +12,7 @@ from finetune_operator.modelpromotion.decide.gates import judge
 from finetune_operator.modelpromotion.decide.move import begin
 from finetune_operator.policy.result import Continue, Outcome, Stop
 
-# A version that lost the alias for one of these reasons is judged again. NB: the number of a deleted version may be used again.
+# A version that lost the alias for one of these reasons is judged again. NB: another version may get the number of a deleted version.
 _LOSS_REASONS: tuple[MoveReason, ...] = ("Withdrawn", "RolledBack", "VersionDeleted")
 # The message of a move for one of these reasons does not explain why the alias stays at the candidate.
 _OUTDATED_REASONS: tuple[MoveReason, ...] = ("RolledBack", "Overtaken", "VersionDeleted")
@@ -78,7 +78,7 @@ def settle(draft: Draft) -> Outcome:
 
 
 def revert(draft: Draft) -> Outcome:
-    """Move the alias back at once if spec.source.version names a version that had it before with the same gates: a git revert."""
+    """After a git revert: move the alias back, without a wait, if spec.source.version names a version that had it with the same gates."""
     version = draft.spec.source.version
     digest = gates_digest(draft.spec.gates)
     earlier_move = _find_earlier_move(draft, digest)
@@ -117,7 +117,10 @@ def _still_passes(draft: Draft, version: str) -> bool:
 
 
 def _is_promotion_with(draft: Draft, move: Move, digest: str) -> bool:
-    """Whether this move promoted the source's version with the gates of this digest, and with an approval if the spec requires one."""
+    """Whether this move promoted the source's version with the gates of this digest, and with an approval if the spec requires one.
+
+    A move before the operator started to watch the alias does not count.
+    """
     watch_start = draft.status.watch_start_time
     is_watched = watch_start is not None and move.time >= watch_start
     is_approved = move.approved or draft.spec.approval is None
