@@ -27,7 +27,7 @@ def _build_number_schema() -> dict[str, Any]:
 
 
 def _text(value: object) -> object:
-    """Return a number as text, and any other value unchanged, for pydantic to check. A bool is an int in Python, but is not a number here."""
+    """Return a number as text. Any other value, such as a bool, which is an int in Python, is returned unchanged, for pydantic to check."""
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 

@@ -26,7 +26,7 @@ MAIN_CONTAINER = "main"
 """The name of the job's own container in the template of every role."""
 
 
-# Fields of an earlier version of the API by name: the JSON type, and the name of the field of RolePodSettings that replaced the field.
+# Fields of an earlier version of the API by name: the JSON type, and the new name in RolePodSettings.
 _MOVED_FIELDS = {
     "image": ("string", "image"),
     "env": ("array", "env"),
@@ -43,8 +43,7 @@ def build_moved_fields(
 
     Args:
         fields: the names of the fields.
-        prefix: the path of the part of the spec that had the fields, with a dot at its end, such as `trainer.`; empty if the spec
-            itself had them.
+        prefix: the path of the part of the spec that had the fields, with a final dot, such as `trainer.`; empty for the spec itself.
         settings: the field of `spec.pods` that has the fields now.
         container: for podTemplate, the earlier name of the role's own container.
     """

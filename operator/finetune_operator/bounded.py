@@ -1,7 +1,6 @@
 """HTTP to servers that users name: a deadline for each request, a size limit, no redirects, and no credentials of the operator.
 
-NB: messages must not quote a response: a user who sees the message could read, through the operator, a server that only the operator
-can reach.
+NB: messages must not quote a response: through the operator, a user could read servers that only the operator can reach.
 """
 
 from __future__ import annotations

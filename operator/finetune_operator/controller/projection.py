@@ -32,7 +32,7 @@ def _project_resource(body: Json) -> Json:
 
 
 def _project_promotion(body: Json) -> Json:
-    """The whole promotion, since its managedFields name who changed the promotion. If spec.model is not set, it gets the promotion's name."""
+    """The whole promotion, since its managedFields name who changed it. Without spec.model, the promotion's name is filled in."""
     return {**body, "spec": {"model": body["metadata"]["name"], **(body.get("spec") or {})}}
 
 

@@ -95,6 +95,6 @@ class AbandonedRuns:
         cached = self.store.finetunejobs.get((namespace, name))
         if cached and cached["metadata"]["uid"] == uid:
             return False
-        # NB: the store may be behind, and a run that is closed by mistake is lost, so the API server decides.
+        # NB: the store may be behind, and a run that is closed by mistake is lost, so the API server is asked as well.
         body = await self.kube.get("FineTuneJob", namespace, name)
         return body is None or body["metadata"]["uid"] != uid

@@ -42,7 +42,7 @@ def _count_phase(ftj: FineTuneJob, after: FineTuneJobStatus, now: datetime) -> N
 
 def _count_restarts(before: FineTuneJobStatus, after: FineTuneJobStatus) -> None:
     """Count the attempts that ended, unless the job ended with them."""
-    # NB: an attempt has an entry for each time that Kueue stopped its pods, so its number does not identify an entry.
+    # NB: an attempt has an entry for each time that Kueue stopped its pods, so the key has the end too.
     recorded_ends = {(item.attempt, item.end_time) for item in before.attempts or ()}
     if after.phase in _FINISHED:
         return

@@ -130,7 +130,7 @@ def write_column(values: pa.Array) -> list[str | None]:
     if pa.types.is_duration(values.type):
         values = values.cast(pa.int64())
     if pa.types.is_timestamp(values.type) and values.type.unit == "ns":
-        # NB: Python's times end with microseconds, and so do Spark's.
+        # NB: nanoseconds are cut, since Python's times end with microseconds, and so do Spark's.
         values = values.cast(pa.timestamp("us", values.type.tz), safe=False)
     if pa.types.is_floating(values.type):
         floats = values.to_numpy(zero_copy_only=False)

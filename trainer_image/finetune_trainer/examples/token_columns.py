@@ -42,7 +42,7 @@ _PREFERENCE_COLUMNS = (
 
 
 def token_columns(columns: Columns) -> tuple[TokenColumns, ...]:
-    """Return the columns for the documents of an example, one pair of columns for each."""
+    """Return the columns for the documents of an example, one pair of columns for each document."""
     return (_DOCUMENT_COLUMNS,) if columns.chosen is None else _PREFERENCE_COLUMNS
 
 

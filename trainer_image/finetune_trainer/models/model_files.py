@@ -61,7 +61,7 @@ def read_version(folder: Path, at: Origin) -> Parts:
     model, components = folder / inner, folder / _MLFLOW_TOKENIZER
     base = model if model.is_dir() else None
     tokenizer = components if components.is_dir() else None
-    # NB: MLflow finds a folder of a version (models:/name/version) by its URI, but not a folder of a logged model (models:/id).
+    # NB: MLflow can fetch a folder inside a version (models:/name/version) by a URI, but not a folder inside a logged model (models:/id).
     is_version = at.uri.count("/") > 1
     inner_origin = Origin(f"{at.uri}/{inner}") if base and is_version else None
     # NB: a merged model also has its adapter next to it; the flavor names only an adapter that is not merged yet.
@@ -72,7 +72,7 @@ def read_version(folder: Path, at: Origin) -> Parts:
     adapter = folder / flavor["peft_adaptor"]
     name = flavor.get("local_base_model_path") or flavor.get("source_model_name")
     of = _find_base(adapter, name, flavor.get("source_model_revision"))
-    # NB: not `at`, which names the adapter: no address names the base of a logged model.
+    # NB: not `inner_origin or at`, as for a plain folder: `at` names the adapter. No address names the base inside a logged model.
     return Parts(base=base, tokenizer=tokenizer, adapter=adapter, of=of, origin=inner_origin)
 
 

@@ -106,8 +106,8 @@ def run(
     """Run `main`, report its outcome, and return its exit code.
 
     RecipeError and RecipeRefusedError give 64, DataError 65, PreemptedError 75, any other PodFailure its own code, KeyboardInterrupt
-    130, and any other error 1. Only an unexpected error prints its traceback. SystemExit returns its own code, if that is a number, and
-    is not reported.
+    130, and any other error 1. Only an unexpected error prints its traceback. SystemExit is not reported: it gives its own code if that
+    is a number, and 1 otherwise.
     """
     try:
         code, message = EXIT_OK, main()

@@ -109,6 +109,7 @@ def prepare(
             )
         else:
             corpus = _read(spark, recipe, request, Path(scratch))
+            # The date is part of the digest only if the chat template writes the date.
             writes_date = corpus.plan.form.has_turns and chat_templates.writes_date(tokenizer.tokenizer)
             day = recipe.job.created if writes_date else None
             digest = identity.digest(recipe, corpus.identities, tokenizer.folder, day)
@@ -261,6 +262,7 @@ def _write_table(
         )
         progress.step(WRITING)
         log(f"writing {plan.prepare.output}")
+        # NB: not `complete_recipe`: a later attempt finds the commit by the digest of the recipe that the pod was given.
         return output.commit(prepared, recipe, result)
 
 
@@ -277,6 +279,7 @@ def _naming_refused_row(corpus: Corpus, recipe: Recipe, tokenizer: Loaded) -> Ab
             corpus.get_rows(refused_row.with_place), recipe, corpus.plan, tokenizer
         )
 
+    # Only the sources of a mix have names.
     names = [part.name for part in corpus.plan.source.sources or []] or [""]
     return refused_row.name_refused_row(select_refused, dict(zip(names, corpus.sources, strict=True)))
 

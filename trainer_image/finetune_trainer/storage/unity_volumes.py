@@ -49,7 +49,7 @@ class VolumesFileSystem(AbstractFileSystem):
     """
 
     protocol = ("volumes",)
-    # NB: a cached instance would keep the login that the environment had when it was made.
+    # NB: a cached instance would keep the login that the environment had when the instance was made.
     cachable = False
 
     @classmethod

@@ -49,7 +49,7 @@ def _record_datasets(recipe: Recipe, tracker: Tracker, data: Corpus) -> None:
         if read_source.version is not None:
             tracker.dataset(
                 read_source.source.address,
-                # NB: for MLflow, datasets with the same name and digest are the same.
+                # NB: for MLflow, datasets with the same name and digest are the same, so the address is the name too.
                 name=read_source.source.address,
                 version=read_source.version,
                 digest=f"version-{read_source.version}",

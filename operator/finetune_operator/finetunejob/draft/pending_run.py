@@ -27,11 +27,7 @@ def wait_for_run(draft: Draft, *, needs_server: bool = False) -> bool:
 
 
 def _is_run_pending(draft: Draft) -> bool:
-    """Whether a run may still appear.
-
-    Either this pass requests a run, and no earlier pass failed to create one; or the recorded run was not found, and a later pass looks
-    for it again.
-    """
+    """Whether a run may still appear: one that was not found, or one that this pass requests and that no earlier pass failed to create."""
     tracked = draft.condition(ConditionType.TRACKED)
     if tracked and tracked.reason == ConditionReason.RUN_NOT_FOUND:
         return True

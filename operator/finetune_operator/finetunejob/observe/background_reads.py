@@ -70,10 +70,7 @@ class ReadPace:
 
     @classmethod
     def of(cls, settings: Settings, clock: Callable[[], float], wake: Callable[[str], None]) -> ReadPace:
-        """The pace for an installation.
-
-        NB: reads get as many threads as there are workers. The process has twice as many threads, so half of them stay free for writes.
-        """
+        """The pace for an installation. NB: the process has two threads per worker, and reads get one of them: the other is for writes."""
         return cls(clock, wake, ReadLimits.of_threads(settings.workers))
 
     async def has_ended_soon(self, server: Hashable, read: asyncio.Task[None]) -> bool:

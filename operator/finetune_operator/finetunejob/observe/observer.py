@@ -139,7 +139,7 @@ class FineTuneJobObserver:
         )
 
     async def _resumed(self, ftj: FineTuneJob, now: datetime) -> ResumedJob | None:
-        """The job whose checkpoints this job waits for, empty if that job does not exist; None if this job waits for none.
+        """The job whose checkpoints this job waits for; an empty ResumedJob if it does not exist; None if this job does not wait.
 
         NB: the other job is read from the API server, since its status in the cache may be outdated.
         """

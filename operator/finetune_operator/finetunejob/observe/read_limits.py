@@ -31,7 +31,7 @@ class ReadLimits:
 
     @classmethod
     def of_threads(cls, total: int) -> ReadLimits:
-        """Limits for a number of threads. A namespace may use half of them, all for one server: most installations have only one."""
+        """Limits for a number of threads: one namespace may use half of them, even for one server, since most installations have only one."""
         half = max(total // 2, 1)
         return cls(total, half, half)
 

@@ -54,10 +54,7 @@ class ExecutorReader:
         return Executors(tuple(executor_pods), refusal)
 
     async def _refusal(self, ftj: FineTuneJob, shortage: executors.MissingExecutors) -> str | None:
-        """Explain, from a dry run, why the API server refuses another executor; None if the dry run does not show it.
-
-        NB: nothing records why the API server refused Spark's own requests.
-        """
+        """Explain, from a dry run, why the API server refuses executors, which nothing records; None if the dry run does not show it."""
         try:
             await self.kube.create(driver_pod.build_executor_trial(ftj, self.settings), dry_run=True)
         except KubeError as error:

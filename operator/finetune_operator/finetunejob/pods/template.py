@@ -232,8 +232,7 @@ def init_container_fields(pod: Json, container: str, *, is_product_image: bool) 
     require them for each container.
 
     Args:
-        is_product_image: whether the init container runs a product image. The main container may run another image, so the variables
-            that are valid for one image only are not copied.
+        is_product_image: whether the init container runs a product image: variables that are valid for the main image only are left out.
     """
     main = next(containers(pod, container), {})
     copied_fields = {field: main[field] for field in _INIT_CONTAINER_FIELDS if field in main}

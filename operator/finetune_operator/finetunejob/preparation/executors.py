@@ -239,7 +239,7 @@ class MissingExecutors(NamedTuple):
 def count_missing(
     ftj: FineTuneJob, drivers: Sequence[Json], executor_pods: Sequence[Json], now: datetime
 ) -> MissingExecutors | None:
-    """Count the missing executors; None if all exist, if Spark chooses their number, or if no driver runs or it has only just started."""
+    """Count the missing executors; None if all exist, if Spark chooses their number, or if no driver has run for long enough."""
     prepare = ftj.spec.prepare if ftj.spec else None
     since = max((start for pod in drivers if (start := _running_since(pod))), default=None)
     if prepare is None or since is None or now - since < _CREATION_TIMEOUT:

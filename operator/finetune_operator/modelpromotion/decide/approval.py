@@ -25,7 +25,7 @@ def await_approval(draft: Draft) -> Outcome:
         return _approve(draft, state)
     # An approval that was withdrawn counts no longer.
     draft.update(approval=state.model_copy(update={"approval_time": None}))
-    # `soak` sets the condition once the version is approved. A condition that is already set is about an earlier candidate.
+    # `soak` sets the condition once the version is approved. One that is set already is about an earlier candidate or approval.
     draft.unset(ConditionType.SOAKED)
     if _is_late(state, draft.now):
         return _time_out(draft, state)

@@ -261,8 +261,8 @@ def _at_most(low: float, high: float) -> bool:
 def _read_number(version: ModelVersion, name: str) -> float | str:
     """Return a number of a version, or a message that explains why the version does not have the number.
 
-    Tags take precedence over metrics: a tag of the version describes exactly its weights, while the run's last metric can be from a
-    later step than these weights.
+    Tags take precedence over metrics: a tag describes exactly the weights of the version, while the last metric of the run can be from a
+    later step.
     """
     text = version.tags.get(name)
     if text is None and name in version.metrics:

@@ -78,7 +78,7 @@ def settle(draft: Draft) -> Outcome:
 
 
 def revert(draft: Draft) -> Outcome:
-    """After a git revert: move the alias back, without a wait, if spec.source.version names a version that had it with the same gates."""
+    """After a git revert: move the alias back, without a wait, to spec.source.version if this version had it with the same gates."""
     version = draft.spec.source.version
     digest = gates_digest(draft.spec.gates)
     earlier_move = _find_earlier_move(draft, digest)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
-# Spark's classes of leaf expressions that are allowed: before and after its analyser resolves names.
+# Spark's classes of leaf expressions that are allowed, in a condition before and after Spark's analyser has resolved its names.
 _PARSED = ("Literal", "UnresolvedAttribute", "UnresolvedNamedLambdaVariable", "UnresolvedCollation")
 _ANALYSED = (
     "Literal",
@@ -25,7 +25,7 @@ _ANALYSED = (
     "CommonExpressionRef",
 )
 _SUBQUERIES = ("ScalarSubquery", "Exists", "ListQuery")
-# Functions that run code of the classpath. NB: Spark's analyser loads the class, so the functions are refused in the parsed condition.
+# Functions that run code of the classpath. NB: Spark's analyser loads the class, so the functions are refused before the analyser runs.
 _REFLECTION = ("java_method", "reflect", "try_reflect")
 
 

@@ -10,9 +10,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 OWN_SCHEME = "s3a-"
-"""The prefix of the schemes of files that are read with credentials of Unity Catalog."""
+"""The prefix of a scheme of S3 that has credentials of its own: those that Unity Catalog gave for one table. A hash follows."""
 S3 = rf"(?:s3a|{OWN_SCHEME}[0-9a-f]{{8}})://"
-"""A regular expression for the schemes of Hadoop's file systems for S3."""
+"""A regular expression for the schemes of S3 in Hadoop: s3a, for files without credentials of their own, and those of OWN_SCHEME."""
 
 
 def as_named(file: str) -> str:

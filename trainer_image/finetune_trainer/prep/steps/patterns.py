@@ -1,7 +1,7 @@
 """Patterns of personal data and secrets in texts.
 
-They are made for precision: a number counts only if its form or a word before it shows that it is a phone or card number, a string
-only if it has the mark of the service that issues it.
+They are made for precision: a number counts only if its form or a word before it shows that it is a phone or card number. A string
+counts as a secret only if the mark of a service, a word before it or its place in a URL shows this.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _MAX_ACCOUNT_CHARS = 100
 _PASSWORD_OF_EMAIL = re.compile(
     r"(?m)(?:^[ ]{0,20}|[,;\t]|\|[ ]{0,20})"
     rf"(?!(?:git|hg|svn)@)[{_LETTER}0-9._%+-]{{1,64}}@(?:[{_LETTER}0-9-]{{1,63}}\.){{1,8}}[{_LETTER}]{{2,24}}:"
-    # Letters with a digit or a sign other than hyphens and underscores, which names of files and repositories have too.
+    # Letters with a digit or a sign. Hyphens and underscores do not count: names of files and repositories have them too.
     r"(?P<value>(?=[^\s/:@,;|]{0,63}[A-Za-z])(?=[^\s/:@,;|]{0,63}[0-9!#$%^&*?+=])"
     # Not a file that a command copies, such as user@host.com:model2.bin.
     r"(?![^\s/:@,;|]{1,63}\.[A-Za-z][A-Za-z0-9]{0,11}(?![^\s,;|]))"

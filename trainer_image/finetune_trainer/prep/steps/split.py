@@ -28,7 +28,7 @@ def with_split(frame: DataFrame, ratios: SplitRatios) -> DataFrame:
 def _stratify(frame: DataFrame, ratios: SplitRatios) -> DataFrame:
     """Give each split its share of every stratum, in the order of the groups' hashes.
 
-    A group whose examples have several strata belongs to the least stratum. The n groups of a stratum have the positions
+    A group whose examples have several strata belongs to the stratum that sorts first. The n groups of a stratum have the positions
     (0 + offset) / n, (1 + offset) / n, ..., and the ratios divide the positions from 0 to 1 among the splits. The offset is a hash of
     the stratum: without it, the few groups of small strata would all be in the same split.
     """

@@ -26,7 +26,7 @@ class Progress:
     best_eval_loss: float | None = None
     """The least evaluation loss so far."""
     best_step: int | None = None
-    """Step of the checkpoint with the least evaluation loss, which is kept."""
+    """Step of the checkpoint with the least evaluation loss. That checkpoint is kept."""
     best_step_loss: float | None = None
     """Evaluation loss of the checkpoint of `best_step`; above `best_eval_loss` if a later, better checkpoint could not be saved."""
     best_in: str = ""

@@ -93,7 +93,7 @@ def tokenize(splits: Splits, name: str, encoder: Encoder, folder: Path, *, prepa
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as unordered:
         _spool(_encode_examples(splits, name, encoder, prepared=prepared), Path(unordered))
-        # In a table with token ids, the preparation has checked the weights.
+        # If the table has token ids, the preparation has checked the weights of the messages.
         if name == "train" and not prepared:
             _check_weights(encoder)
         if encoder.counts["kept"]:

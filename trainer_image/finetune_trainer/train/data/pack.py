@@ -153,7 +153,7 @@ class Plan:
     def sequences_from(self, step: int) -> list[Sequence[int]]:
         """Return the sequences of all steps from `step` on, without repeats."""
         begin = min(step * self.global_batch, self.total)
-        # The next 2 * len(sequences) positions contain a complete epoch, so every sequence, from any `begin`.
+        # From any `begin`, the next 2 * len(sequences) positions contain a complete epoch, in which every sequence occurs.
         positions = range(begin, min(self.total, begin + 2 * len(self.sequences)))
         indices = dict.fromkeys(self._index_at(position) for position in positions)
         return [self.sequences[index] for index in indices]

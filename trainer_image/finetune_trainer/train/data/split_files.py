@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 # The size of a read buffer; a Parquet file has one for each column.
 _BUFFER_BYTES = 1 << 20
-# Parts of the messages of decompressors: the file is not compressed, damaged, or truncated.
+# Parts of the messages of decompressors about a file that is damaged or truncated, or that is not compressed at all.
 _CORRUPTION_MESSAGES = (
     "Not a gzipped file",
     "CRC check failed",

@@ -47,6 +47,7 @@ def publish(output_folder: ModelFolder, exported: Path, recipe: Recipe, base: Or
     # The folders to copy, by their path in the output folder.
     parts = {"": adapter}
     if base is None:
+        # `export.write` has written the merged base to this folder, next to the adapter.
         parts[_BASE] = exported / MODEL
         base = Origin(f"{output_folder.uri}/{_BASE}", digest=base_reference.compute_digest(exported / MODEL))
         config = adapter / "adapter_config.json"

@@ -47,5 +47,6 @@ def _list_missing(recipe: Recipe) -> list[str]:
 
 def row_tokens(recipe: Recipe) -> int:
     """Return the most tokens that a row of a batch can have: an example of two answers has two documents."""
+    # The objectives with columns of their own are those that compare two answers.
     documents = 2 if recipe.objective.type in COLUMNS_OF_OBJECTIVE else 1
     return documents * recipe.training.max_length

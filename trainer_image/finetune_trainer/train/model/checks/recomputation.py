@@ -92,7 +92,7 @@ def enable(model: nn.Module, kind: Recomputation, *, compiled: bool = False) -> 
     """Enable activation checkpointing for each decoder layer.
 
     Full saves only the input of a layer. Selective also saves the outputs that `_SavePolicy` selects. The RNG state is restored, so
-    that dropout repeats. In compiled layers, Selective is the compiler's memory budget of one half.
+    that dropout repeats. In compiled layers, Selective is the compiler's memory budget of 0.5, halfway from Full (0) to None (1).
     """
     if kind == "None":
         return
@@ -126,8 +126,8 @@ def _checkpoint_options(model: nn.Module, kind: Recomputation) -> dict[str, Any]
 class _SavePolicy:
     """The policy of one layer in one forward pass: save the outputs of attention, and of every second product, as torchtitan does.
 
-    NB: `products` has none whose output a model changes in place. torch notices such a change only if the output is not reshaped;
-    otherwise the backward pass would compute with the changed output.
+    NB: `products` has none whose output a model changes in place. torch notices such a change only if the output is not reshaped; after
+    a reshape, the backward pass would compute with the changed output.
     """
 
     def __init__(self, attention: set[Any], products: set[Any]) -> None:
@@ -247,6 +247,7 @@ def _capture_calls(network: Network, device: torch.device) -> list[_Call]:
         for number, layer in first_layers.values()
     ]
     try:
+        # The hooks record the calls, so the losses need not be computed.
         with network.no_grad_forward(lambda _network, _batch, hidden: (hidden, hidden)):
             network(batch)
     finally:

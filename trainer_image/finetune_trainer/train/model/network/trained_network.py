@@ -45,7 +45,7 @@ class Objective(Protocol):
         Args:
             network: the network, whose head is gathered.
             batch: the batch.
-            hidden: last hidden states at its targets [targets, width].
+            hidden: last hidden states at the targets of the batch [targets, width].
         """
 
     def count(self, batch: Batch) -> int:
@@ -57,7 +57,7 @@ class Objective(Protocol):
 
         Args:
             sums: the sums of the batches of all ranks.
-            count: number of losses in them.
+            count: number of losses in these batches.
         """
         return {name: total / max(count, 1.0) for name, total in zip(self.metrics, sums, strict=True)}
 
@@ -157,7 +157,7 @@ class Network(nn.Module):
     def compute_model_logits(self, batch: Batch) -> torch.Tensor:
         """Return the logits of the model's own forward pass [rows, length, vocabulary]; each row must be one document.
 
-        NB: only what runs in the forward pass of the network may call this: there the output layer is gathered.
+        NB: call this only within the forward pass of the network, in which the output layer is gathered.
         """
         model: Any = self.model
         return model(input_ids=batch.input_ids, use_cache=False, **self._attention_arguments(batch)).logits

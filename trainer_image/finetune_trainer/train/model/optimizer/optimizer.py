@@ -73,9 +73,10 @@ class Optimizer:
         for part in self.parts:
             for group in part.param_groups:
                 group["lr"] = self.learning_rate
-            # NB: fused optimizers read this attribute on the device, as torch.amp.GradScaler sets it.
+            # NB: all parts read this attribute on the device, as torch.amp.GradScaler sets it: if it is not 0, they change nothing.
             part.found_inf = (~finite).float()
             if isinstance(part, CompactAdamW):
+                # Its random rounding is a function of the step.
                 part.number = step
             part.step()
             part.zero_grad(set_to_none=True)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _PEFT_WRAPPER = re.compile(
     r"\.(token_adapter\.base_layer|base_layer|original_module|modules_to_save\.default)(?=\.)"
 )
-# Parts of the names of parameters that peft adds.
+# A parameter that peft adds has one of these in its name.
 _PEFT_PARAMETERS = (".lora_", ".trainable_tokens_")
 
 
@@ -124,7 +124,7 @@ class _Target:
     """The tensors of a model that get the values of one weight in the base's files.
 
     tensors: all of the same shape. A layer of modulesToSave has two: the original and the trained copy.
-    new: the tokens for which the weight gets rows; NO_TOKENS unless it is of the embedding or the output layer.
+    new: the tokens for which the weight gets rows; NO_TOKENS unless the weight is that of the embedding or of the output layer.
     """
 
     tensors: list[torch.Tensor] = field(default_factory=list)
