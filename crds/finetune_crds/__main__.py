@@ -59,7 +59,7 @@ def chart_template(resource: Resource) -> str:
     The template is empty if another release installed the CRD: Helm would refuse to install it twice.
     """
     text = _yaml(crd(resource, metadata_annotations=_SYNC_WAVE | {DIGEST: digest(resource)}))
-    # NB: Helm would parse double braces in a description as a template.
+    # NB: Helm would parse double braces in a description as an action, so an action prints them.
     text = text.replace("{{", "{{ `{{` }}")
     # The labels go before `annotations`, and the annotation that keeps the CRD becomes the first entry of `annotations`.
     anchor = "  annotations:\n"

@@ -19,8 +19,8 @@ from finetune_crds.status_parts import Commit, Digest, EvaluationSets, Recomputa
 EXIT_OK = 0
 EXIT_RECIPE = 64
 EXIT_DATA = 65
-# Only for init containers of a job with your own command: a server did not answer, or refused the login, which can be corrected in
-# its Secret. Such an attempt does not count against runPolicy.maxRestarts.
+# Only for init containers of a job with your own command: a server did not answer, or refused the login of a Secret, which can be
+# corrected. An attempt whose init container ends so does not count against runPolicy.maxRestarts.
 EXIT_UNAVAILABLE = 69
 EXIT_PREEMPTED = 75  # the pod was stopped from outside, by SIGTERM
 
@@ -54,7 +54,7 @@ ENV_POD_NAME = "FINETUNE_POD_NAME"
 ENV_POD_NAMESPACE = "FINETUNE_POD_NAMESPACE"
 ENV_DRIVER_HOST = "FINETUNE_DRIVER_HOST"  # the driver's host name for the executors
 ENV_EXECUTOR_SELECTOR = "FINETUNE_EXECUTOR_SELECTOR"  # the labels of the executors
-# The executors' pod template as JSON. NB: it can contain secrets, so it is a variable and stays in the spec of the pod.
+# The executors' pod template as JSON. NB: the template can contain secrets, so it is passed in the spec of the pod, not in a ConfigMap.
 ENV_EXECUTOR_TEMPLATE = "FINETUNE_EXECUTOR_TEMPLATE"
 # A preparation on Databricks.
 PREP_WHEEL = "finetune-prep"
@@ -132,8 +132,8 @@ METRIC_REWARD_DESIRABLE = "reward_desirable"  # KTO: mean over the good answers
 METRIC_REWARD_UNDESIRABLE = "reward_undesirable"  # KTO: mean over the bad answers
 METRIC_KL = "kl"  # KTO: the estimate of the divergence from the reference
 
-# Tags of the MLflow run and of the registered version. A comment begins with the writer of the tag; if it names no place, the tag is
-# on both. The tags of versions have no dot, hyphen or slash in their names: Unity Catalog does not allow . , - = / : in the key of a
+# Tags of the MLflow run and of the registered version. A comment begins with the writer of the tag; a tag whose comment names no place
+# is on both. The tags of versions have no dot, hyphen or slash in their names: Unity Catalog does not allow . , - = / : in the key of a
 # tag.
 TAG_JOB_UID = "finetune.dev/uid"  # operator, on the run: the operator finds the run by this tag
 TAG_JOB = "finetune.dev/job"  # operator, on the run: namespace/name
@@ -173,7 +173,8 @@ TAG_CHECKPOINT_ERROR = "finetune.dev/checkpoint-error"
 TAG_RESUMED_FROM = "finetune_resumed_from"  # trainer: the checkpoint of another job that the run started from
 TAG_EVAL_LOSS = "eval_loss"  # trainer, on the version
 TAG_PERPLEXITY = "perplexity"  # trainer, on the version
-# Metrics that only training writes: an evaluation must not use their names.
+# Metrics, and tags of the version, that only training writes: an evaluation must not use their names. METRIC_EVAL_LOSS and
+# TAG_EVAL_LOSS are the same name.
 TRAINING_METRICS = frozenset(
     {
         METRIC_STEP,

@@ -27,7 +27,8 @@ from finetune_crds.training import SOFT_PROMPT_METHODS
 Metric = Literal["Loss", "Perplexity", "ExactMatch", "Accuracy", "F1", "Rouge", "Bleu"]
 EvaluatedSplit = Literal["Test", "Validation"]
 
-# The numbers of each metric, by their names as tags of the version and metrics of the run.
+# The names of each metric's numbers, as tags of the version and as metrics of the run. Two have a longer prefix, since training writes
+# eval_loss and eval_perplexity.
 NUMBER_NAMES: dict[Metric, tuple[str, ...]] = {
     "Loss": ("evaluation_loss",),
     "Perplexity": ("evaluation_perplexity",),

@@ -210,6 +210,7 @@ def anchor(heading: str) -> str:
 
 def condition_reference() -> str:
     """Return the page of the condition types and reasons."""
+    # In the page on troubleshooting, a type has a heading, and a reason has an anchor of its own name.
     types = attribute_docs(conditions.ConditionType)
     rows = [f"| [{name}]({TROUBLESHOOTING}#{anchor(name)}) | {_cell(text)} |" for name, text in types.items()]
     lines = [

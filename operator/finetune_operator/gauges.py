@@ -26,7 +26,7 @@ from finetune_operator.finetunejob.draft import device
 log = logging.getLogger(__name__)
 
 _FINISHED = ("Succeeded", "Failed")
-# Phases in which a job uses the GPUs that it holds. In Registering, the training pods end.
+# Phases in which a job uses the GPUs that it holds. Registering counts: the training pods that hold them are ending.
 _USING_GPUS = ("Training", "Evaluating", "Registering")
 _DEFAULT_MAX_RESTARTS = RunPolicy().max_restarts
 

@@ -27,7 +27,7 @@ LABEL_ATTEMPT = "finetune.dev/attempt"  # the operator and people: which trainin
 ANNOTATION_VERSION = "finetune.dev/version"  # the operator, on the evaluation's Job: the version to evaluate
 ANNOTATION_DIGEST = "finetune.dev/digest"  # the operator, on the evaluation's Job: what the results of a custom command depend on
 ANNOTATION_ONE_POD = "finetune.dev/began-with-one-pod"
-# The operator, on an attempt's Job: it began with one pod, since in the attempt before it a server of code or packages did not answer.
+# The operator, on an attempt's Job: the attempt began with one pod, since a server of code or packages did not answer the previous one.
 LABEL_CONTROLLER = "batch.kubernetes.io/controller-uid"  # Kubernetes, on pods: the uid of their Job
 LABEL_QUEUE = "kueue.x-k8s.io/queue-name"  # Kueue, on Jobs and on a SparkApplication
 

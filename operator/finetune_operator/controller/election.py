@@ -34,7 +34,7 @@ class LeaseLostError(Exception):
 
 
 def request_timeout(lease_seconds: float) -> float:
-    """The timeout of a request for the Lease, which leaves time for another attempt before the fence closes."""
+    """The timeout of a request for the Lease: short enough for another attempt before the fence closes."""
     return _REQUEST_TIMEOUT * lease_seconds
 
 
@@ -140,7 +140,7 @@ class Election:
         """Take back the Lease of an earlier process of this replica, whose container was restarted. Tried until the API server answers."""
         if not self.replica or self._tried_recovery:
             return None
-        # The identities of all processes of this replica begin with this one.
+        # With an empty process, this is the beginning of the identities of all processes of this replica.
         lease = await self.leases.recover(self.name, _ABOUT, build_identity(self.replica, ""))
         self._tried_recovery = True
         return lease
@@ -164,7 +164,7 @@ class Election:
         try:
             return await self.leases.renew(lease)
         except LeaseBusy:
-            # A renewal whose response was lost has changed the version of the Lease, which this process still holds.
+            # This process still holds the Lease if a renewal whose response was lost has changed the version of the Lease.
             recovered = await self.leases.recover(self.name, _ABOUT, self.leases.identity)
             if recovered is None:
                 raise

@@ -17,7 +17,7 @@ _Term = tuple[str, ...]
 class PromotionIndex:
     """The keys of promotions, by their model, by the endpoint that they change, and by the FineTuneJob of their source.
 
-    NB: a spec may not fit this version's schema, so it is read as JSON.
+    NB: a spec may not fit the schema of this version of the operator, so specs are read as JSON.
     """
 
     _by_term: dict[_Term, set[Key]] = field(default_factory=lambda: defaultdict(set))

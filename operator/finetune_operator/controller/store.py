@@ -193,7 +193,7 @@ class Store:
         if kind in CHILDREN:
             owner = self.owner_of(kind, body)
             if stored and (_identity(stored), self.owner_of(kind, stored)) != (_identity(body), owner):
-                # NB: the child was recreated, or orphaned by `kubectl delete --cascade=orphan`.
+                # NB: the child was recreated, or orphaned by `kubectl delete --cascade=orphan`: remove it from its old owner.
                 self._remove(kind, key, _version(body))
             if owner is None:
                 return

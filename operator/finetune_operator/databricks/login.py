@@ -69,7 +69,7 @@ class Login(Config):
         )
 
     def _load_from_env(self) -> None:
-        """Reads nothing: the environment is the operator's, but the credentials are a user's."""
+        """Reads nothing: the environment is the operator's, but the credentials may be a user's."""
 
     def _known_file_config_loader(self) -> None:
         """Reads nothing, for the same reason."""
@@ -198,7 +198,7 @@ def _as_text(value: object) -> str:
 def _check_login_url(host: str | None, address: object) -> str | None:
     """The address for logins that a workspace names; None unless it is on the workspace's own host or a Databricks account host.
 
-    NB: a user names the workspace, whose answer could otherwise direct the operator's requests to servers that only the operator reaches.
+    NB: a user names the workspace. Without this check, its answer could direct requests to servers that only the operator reaches.
     """
     try:
         url, workspace = URL(_as_text(address)), URL(host or "")

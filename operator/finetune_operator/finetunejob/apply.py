@@ -95,7 +95,7 @@ class FineTuneJobApplier:
         await self._delete(ftj, decision)
         if decision.lease:
             await self.leases.take(ftj, decision.lease)
-        # The Service and the ConfigMap are written together, before the Job: no pod may use an object of another owner with such a name.
+        # The Service and the ConfigMap are written together, before the Job: if another owner has one of their names, no pod may start.
         companions = [body for body in decision.apply if body["kind"] in COMPANIONS]
         applied = await asyncio.gather(
             *(self._apply_companion(ftj, body) for body in companions), return_exceptions=True
@@ -208,7 +208,7 @@ class FineTuneJobApplier:
         except KubeError as error:
             if error.status in (400, 422):
                 raise KubeError(error.status, f"{error}: {_remedy(body)}", error.reason) from error
-            # NB: the API server also answers 409 if a ResourceQuota changes meanwhile.
+            # NB: not the status 409, which the API server also answers if a ResourceQuota changes meanwhile.
             if error.reason != "AlreadyExists":
                 raise
             await self._adopt(ftj, body)
@@ -269,6 +269,7 @@ class FineTuneJobApplier:
 
     async def _write_to_mlflow(self, ftj: FineTuneJob, action: MlflowAction) -> ActionResult:
         tracked = await self.poller.tracked(ftj)
+        # Without a server, there is nothing to write.
         if tracked is None:
             return ActionResult(action)
         server = tracked.server

@@ -81,7 +81,7 @@ class Rival(NamedTuple):
 
     @property
     def spec(self) -> Json:
-        """The spec of the other promotion, which possibly does not fit this version's schema."""
+        """The spec of the other promotion. The spec may not fit the schema of this version of the operator."""
         return self.body.get("spec") or {}
 
 
@@ -142,7 +142,7 @@ class ConflictFinder:
             path.append(source)
             source = await self._source(promotion, spec, source)
         if source != spec.alias:
-            # The chain ends, or it ends in a cycle without this alias; the promotions of that cycle report it.
+            # The chain ends, or it leads into a cycle without this alias, which the promotions of that cycle report.
             return None
         return f"aliases {' <- '.join([*path, source])} use each other as their source"
 
@@ -165,7 +165,7 @@ class ConflictFinder:
         return Claim(registry, model, alias)
 
     def _manages(self, spec: Json, claim: Claim) -> bool:
-        """Whether a spec, which possibly does not fit this version's schema, manages the alias of a claim."""
+        """Whether a spec, as in `Rival.spec`, manages the alias of a claim."""
         # Compare the alias first: most promotions are about other aliases, and the full comparison resolves the registry.
         return str(spec.get("alias")).casefold() == claim.alias.casefold() and self._claim(spec) == claim
 
@@ -190,9 +190,9 @@ class ConflictFinder:
         return sorted(rivals, key=lambda rival: rival.sort_key)
 
     async def _same_registry(self, promotion: Promotion, spec: ModelPromotionSpec, rival: Rival) -> bool:
-        """Whether both promotions use the same registry, given that both name it by the same URI."""
+        """Whether both promotions use the same registry, given that both name it by the same URI; False if the rival has no usable login."""
         tracking = rival.spec.get("tracking") or {}
-        # NB: each metastore has its own Unity Catalog, and all of them have the same URI.
+        # NB: each metastore has its own Unity Catalog, all with the same URI; any other URI identifies a registry.
         if resolve_registry(self.settings, tracking) != UNITY_CATALOG:
             return True
         logins = await self._logins(
@@ -273,7 +273,7 @@ def _is_blocked(rival: Rival) -> bool:
 
 
 def _names_endpoint(spec: Json, serving: Serving) -> bool:
-    """Whether a spec, which possibly does not fit this version's schema, names an endpoint of the same type and name."""
+    """Whether a spec, as in `Rival.spec`, names an endpoint of the same type and name."""
     rival_serving = spec.get("serving") or {}
     return (rival_serving.get("type"), find_endpoint(rival_serving)) == (serving.type, serving.endpoint)
 

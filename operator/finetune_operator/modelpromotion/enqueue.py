@@ -22,7 +22,7 @@ def on_event(store: Store, queue: WorkQueue, event_type: str | None, body: Json)
         store.drop("ModelPromotion", body)
         # Another promotion may manage the alias now.
         on_model(store, queue, body["spec"].get("model") or meta["name"])
-        # This pass finds no resource, and clears the key's backoff.
+        # The pass for the deleted promotion finds no resource, and clears the key's backoff.
         queue.add(key)
         return
     store_key = (meta["namespace"], meta["name"])

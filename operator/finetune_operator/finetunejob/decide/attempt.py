@@ -142,7 +142,7 @@ def was_deleted(draft: Draft, number: int) -> bool:
 def after_deletion(draft: Draft, number: int, state: Absent) -> None:
     """Restart the gang of an attempt whose Job was deleted before its end was recorded.
 
-    Somebody deleted it; or the operator did, after a node was lost, and could not write the status.
+    Somebody deleted the Job; or the operator did, after a node was lost, and could not write the status.
     """
     job_name = names.train_name(draft.ftj.name, number)
     abandoned_jobs = state.children.abandoned_jobs
@@ -262,7 +262,7 @@ def _failure_reason(
 def _find_deleted_pod(failure: LastFailure, ends: list[pod_state.Exit]) -> pod_state.Exit | None:
     """The pod whose deletion caused the failure; None if the failure has another cause."""
     deleted_pod = pod_state.find_deleted_pod(ends)
-    # NB: the ranks in the other pods then stop together, all with EXIT_PREEMPTED.
+    # NB: when a pod is deleted, the ranks in the other pods stop together, all with EXIT_PREEMPTED.
     is_cause = deleted_pod is not None and (
         failure.pod == deleted_pod.pod or failure.exit_code == contract.EXIT_PREEMPTED
     )
@@ -273,7 +273,7 @@ def _describe_interruption(
     draft: Draft, number: int, failure: LastFailure, deleted_pod: pod_state.Exit | None
 ) -> str:
     """Why a preempted attempt ended: the pod that was preempted, or that somebody deleted."""
-    # NB: the next attempt has a delay only if this one made no progress.
+    # NB: the next attempt has a delay, until `restart_time`, only if this attempt made no progress.
     progress = _describe_missing_progress(draft) if draft.status.restart_time else ""
     if deleted_pod:
         return f"attempt {number} was stopped{progress}: {pod_state.describe_pod(deleted_pod.pod, deleted_pod.node)} was deleted"

@@ -80,7 +80,7 @@ def _is_on_node(pod: Json) -> bool:
 
 
 def _find_end(draft: Draft, since: datetime) -> datetime:
-    """Return when a wait ended: the first start of a pod on a node after `since`, else now. This pass may be late, if the operator was down."""
+    """Return when a wait ended: at the first start of a pod after `since`, since this pass is late if the operator was down; else now."""
     times = [pod.get("status", {}).get("startTime") for pod in draft.observed.pods]
     starts = [datetime.fromisoformat(time) for time in times if time]
     return min([*(start for start in starts if start >= since), draft.now])

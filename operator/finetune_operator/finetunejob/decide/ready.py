@@ -79,8 +79,8 @@ def assess_readiness(conditions: Sequence[Condition]) -> Readiness:
 def _needs_spec_change(job_phase: Phase, explanation: Condition) -> bool:
     """Whether the job cannot make progress until its spec changes.
 
-    In the phases Preparing and Training, pods run, which is progress, unless the API server rejects the next ones. Evaluating also covers
-    an evaluation that has not started.
+    In the phases Preparing and Training, pods run, which is progress, unless PodsHealthy reports that the API server rejects further pods.
+    In the phase Evaluating, the evaluation may not have started.
     """
     return (
         (

@@ -13,7 +13,7 @@ _FIRST_SECONDS = 10
 _MAX_SECONDS = 300
 # More doublings exceed _MAX_SECONDS.
 _MAX_DOUBLINGS = 5
-# An attempt that ran this long has made progress, with or without a checkpoint.
+# An attempt that ran this long was fruitful, with or without a checkpoint.
 _PROGRESS_SECONDS = 300
 
 

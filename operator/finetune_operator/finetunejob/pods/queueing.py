@@ -129,7 +129,7 @@ def _describe_progress(queue_state: QueueState | None) -> str:
 def _round_position(position: int) -> str:
     """The position; above _MAX_EXACT_POSITION, rounded down to 10, 20, 50, 100 and so on.
 
-    NB: each admission moves every job behind it, and each change of the message writes the status.
+    NB: each admission changes the position of every later job, and each change of the message writes the status.
     """
     if position <= _MAX_EXACT_POSITION:
         return str(position)

@@ -52,7 +52,7 @@ class JobBackend(Backend):
             case step_state.Succeeded():
                 return _finish(draft, state)
             case step_state.ResultLost():
-                # A second run finds the version and writes nothing.
+                # A second run finds the version that the first one wrote, and writes nothing.
                 draft.remove(state.job)
                 lost = "the prep pod's result was lost with its node: the preparation runs again and finds the version that it wrote"
                 draft.set(ConditionType.PREPARED, False, ConditionReason.PREPARING, lost)

@@ -1,7 +1,7 @@
 """The SparkApplication of a preparation (data.prepare.spark.mode SparkApplication).
 
-Driver and executors are the pods of mode Kubernetes, as pod templates that spark-submit completes. The job also owns the pod of the
-driver, since the spark-operator sets an owner only if its webhook may change the pod.
+Driver and executors are the pods of mode Kubernetes, as pod templates that spark-submit completes. The template of the driver names the
+job as the owner, since the spark-operator sets an owner only if its webhook may change the pod.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def _rename_container(pod: Json, name: str, new_name: str) -> Json:
 
 
 def _strip_submit_fields(container: Json, name: str) -> Json:
-    """The container with another name and without what spark-submit writes: arguments, cores and memory. For a driver, also with its command."""
+    """The container with another name, without what spark-submit writes (arguments, cores, memory); for a driver, with DRIVER_COMMAND."""
     fields = {key: value for key, value in container.items() if key not in ("args", "resources")}
     other_amounts = {
         kind: {key: value for key, value in amounts.items() if key not in _BY_SPARK}

@@ -55,7 +55,7 @@ def canary_routes(draft: Draft, version: str) -> list[Route] | None:
 
 
 def judge_step(draft: Draft, version: str) -> Verdicts:
-    """The verdicts of the canary gates on the version; empty without a step."""
+    """The verdicts of the canary gates on the version; empty without a step or without gates."""
     canary = _canary(draft)
     if canary is None or not serving_status(draft).step or not canary.gates:
         return Verdicts()
@@ -121,7 +121,7 @@ def take_next_step(draft: Draft, verdicts: Verdicts) -> bool:
 
 
 def describe_step(draft: Draft) -> str | None:
-    """The current step and its share of the traffic, as text; None without a step."""
+    """The current step and its share of the traffic, as text; None without a step, or if the spec no longer has the step."""
     status, canary = serving_status(draft), _canary(draft)
     if canary is None or not status.step or status.step > len(canary.steps):
         return None

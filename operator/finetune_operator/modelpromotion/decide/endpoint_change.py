@@ -68,7 +68,7 @@ def complete(draft: Draft, endpoint: Endpoint) -> None:
 
 
 def is_answering(draft: Draft, endpoint: Endpoint) -> bool:
-    """Whether the endpoint answers requests; reports it if not."""
+    """Whether the endpoint answers requests; if it does not, report that."""
     if not endpoint.ready:
         why = f": {endpoint.message}" if endpoint.message else ""
         message = f"endpoint {name_of(draft)} is configured but does not respond yet{why}"

@@ -1,7 +1,7 @@
 """Whether the registry still has the model and the versions that the status is about.
 
 A registry has no identity of its own. The same spec points to another registry when the chart's URI, the host in a Secret or
-the database behind an address changes. Versions there may have the same numbers, but did not pass the gates.
+the database behind an address changes. The versions of that registry may have the same numbers, but did not pass the gates.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def check_identity(draft: Draft) -> Outcome:
     """End the pass if the registry has another model, or another version under a recorded number.
 
     The user then decides: if the spec changes after the status has reported the difference, and the changed spec has
-    `onDrift: Adopt`, the promotion starts over like a new one. An Adopt from before the report concerns drift, so it does not count
-    until the spec changes.
+    `onDrift: Adopt` and no `suspend`, the promotion starts over like a new one. An Adopt from before the report concerns drift, so it
+    does not count until the spec changes.
     """
     difference = find_difference(draft)
     if difference is None:
