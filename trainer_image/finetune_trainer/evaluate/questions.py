@@ -120,5 +120,5 @@ def _build_question(
         # The answer as the model was trained to write it, with tool calls and whatever the template adds to an answer.
         return Question(tokens, prompt, full_text.removeprefix(prompt))
     content = messages[last]["content"]
-    # A message with tool calls only has no text to compare.
+    # A message that only calls tools has no text to compare.
     return Question(tokens, prompt, content) if content.strip() else None

@@ -83,7 +83,7 @@ def _rename_fields(message: Message) -> Message:
 
 
 def _has_name(call: Any) -> bool:
-    """Return whether a call in the field LEGACY_CALL has a name: some writers add an empty call to messages without one."""
+    """Return whether a call in the field LEGACY_CALL has a name: some writers add an empty call to messages that call nothing."""
     try:
         parsed = load_json(call) if isinstance(call, str) else call
     except ValueError:

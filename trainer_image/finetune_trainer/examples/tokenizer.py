@@ -206,7 +206,7 @@ def encode(
     backend, remaining = _get_backend(tokenizer), iter(texts)
     while batch := list(islice(remaining, _TEXTS_PER_BATCH)):
         if backend is None:
-            assert not isinstance(tokenizer, TextTokenizer)  # noqa: S101 - that has a backend
+            assert not isinstance(tokenizer, TextTokenizer)  # noqa: S101 - a TextTokenizer has a backend
             yield from tokenizer(batch, add_special_tokens=special)["input_ids"]
         else:
             yield from (
@@ -236,7 +236,7 @@ def describe_identity(tokenizer: PreTrainedTokenizerBase | TextTokenizer) -> lis
     if backend is not None:
         text = backend.to_str()
     else:
-        assert not isinstance(tokenizer, TextTokenizer)  # noqa: S101 - that has a backend
+        assert not isinstance(tokenizer, TextTokenizer)  # noqa: S101 - a TextTokenizer has a backend
         text = json.dumps(sorted(tokenizer.get_vocab().items()))
     return [
         hashlib.blake2b(text.encode()).hexdigest(),

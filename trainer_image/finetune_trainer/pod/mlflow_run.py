@@ -51,7 +51,7 @@ _FINAL_CODES = frozenset(
     }
 )
 
-# The query of an address in a text; urllib3 logs addresses without their hosts.
+# The query of an address in a text. NB: urllib3 logs addresses without their hosts, so no host is required.
 _QUERY = re.compile(r"\?[^\s'\"<>()]*=[^\s'\"<>()]*")
 # Loggers that print the signed addresses to which large files are uploaded.
 _NAMING_ADDRESSES = ("mlflow.store.artifact.http_artifact_repo", "urllib3.connectionpool")
@@ -328,5 +328,6 @@ def _strip_queries(text: str) -> str:
 
 
 def _strip_record(record: logging.LogRecord) -> bool:
+    """Remove queries from a record. As the filter of a logger, it returns True: the logger keeps the record."""
     record.msg, record.args = _strip_queries(record.getMessage()), ()
     return True

@@ -170,6 +170,7 @@ class Funnel:
                 "maxTokens",
                 self._drop_long,
                 partial(self._count_missing, _SHORT),
+                # The dropped rows are still there when _RENDERED is counted.
                 partial(self._sample, _RENDERED, "maxTokens", sample_count),
             )
         yield Step(None, self._watch_learned)

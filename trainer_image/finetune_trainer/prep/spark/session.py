@@ -35,8 +35,8 @@ DEFAULT_JARS = "/opt/finetune/jars"
 _ENV_GATEWAY = "PYSPARK_GATEWAY_PORT"
 _LOG_LEVEL = "spark.log.level"
 _LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
-# NB: G1, the JVM's default, collects garbage concurrently on the same cores: on two cores, 500,000 rows took 131 s with it
-# and 113 s without (docs/design/speed.md).
+# NB: G1, the JVM's default, collects garbage concurrently on the same cores: on two cores, 500,000 rows took 131 s with G1
+# and 113 s with the serial collector (docs/design/speed.md).
 _SERIAL, _FEW_CORES = "-XX:+UseSerialGC", 2
 _COLLECTOR = re.compile(r"-XX:\+Use\w*GC\b")
 # Variables from which the JVM reads options.
@@ -79,7 +79,8 @@ def start(spark: Spark, catalog: Catalog | None = None) -> SparkSession:
         catalog: the catalog that finds tables by name.
 
     Raises:
-        RecipeRefusedError: the recipe's conf has a setting that is not allowed, or the recipe is for a Databricks run or a SparkApplication.
+        RecipeRefusedError: the recipe's conf has a setting that is not allowed; or the recipe is for a Databricks run, or for a
+            SparkApplication whose driver this pod is not.
         TrainingError: the jars are not in the folder FINETUNE_JARS, or the driver is not allowed to create pods.
     """
     if spark.mode == "Databricks":
@@ -272,8 +273,8 @@ def build_settings(
             raise RecipeRefusedError(f"data.prepare.spark.conf cannot set {name}: use {field}")
     options = f"-Djava.io.tmpdir={scratch} -Dlog4j2.configurationFile={_LOG_SETTINGS}"
     if not spark.executor_pods and _LOG_LEVEL not in spark.conf:
-        # NB: if Spark runs in this pod alone, a failed task fails the job, whose error is reported. Executors in pods log their failed
-        # tasks, and their driver logs the tasks that are retried.
+        # NB: if Spark runs in this pod alone, a failed task fails the job, whose error is reported, so the log of the task is redundant.
+        # Executors in pods log their failed tasks, and their driver logs the tasks that are retried.
         options += " -Dfinetune.log.tasks=off"
     if not spark.executor_pods and cores <= _FEW_CORES and not _names_collector(environment):
         options += f" {_SERIAL}"

@@ -47,7 +47,7 @@ def redact_columns(frame: DataFrame, form: Form, kinds: Sequence[RedactKind]) ->
 
 
 def totals(kinds: Sequence[RedactKind]) -> dict[str, Column]:
-    """Return the numbers of values in a frame, by kind."""
+    """Return the numbers of replaced values in a frame, by kind."""
     return {kind: sf.coalesce(sf.sum(_count_column(kind)), sf.lit(0)) for kind in kinds}
 
 
@@ -107,7 +107,7 @@ def _redact_texts(
     hinted = {kind: pc.match_substring_regex(texts, PATTERNS[kind].hint).to_pylist() for kind in counts}
     hinted_places = {place for hints in hinted.values() for place, has_hint in enumerate(hints) if has_hint}
     replace = _replace_in_json if is_json else replace_values
-    # The changed texts, by place.
+    # The changed texts, by place. NB: the places are visited in ascending order, in which `replace_with_mask` takes the texts.
     changed: dict[int, str] = {}
     for place in sorted(hinted_places):
         for kind, row_counts in counts.items():

@@ -230,7 +230,7 @@ def _split_column(column: str) -> str:
 def identify_examples(frame: DataFrame, plan: Plan) -> DataFrame:
     """Give the rows that passed the filters a fingerprint, and select the columns of an example.
 
-    id: a hash of the example as it is.
+    id: a hash of the example as it is, and of the value of splitRatios.key.
     fingerprint: equal for duplicates: a hash of the example's text, label and weights, or of the text of dedupe.columns, regardless of
         case and white space within lines, but not of indentation, which matters in programs.
     group: the text that decides on the split.

@@ -11,12 +11,12 @@ if TYPE_CHECKING:
 
 
 def select_left_over(saves: Collection[Save], complete: Collection[Save], *, attempt: int) -> list[Save]:
-    """Return the saves without a marker, which killed attempts left.
+    """Return the saves without a marker, which killed pods left.
 
     Args:
-        saves: saves of one folder.
+        saves: the saves of a step.
         complete: the saves with a marker.
-        attempt: the attempt that deletes.
+        attempt: the attempt that deletes, before it writes a save of the step.
     """
     return [save for save in saves if save not in complete and save.attempt <= attempt]
 

@@ -36,7 +36,7 @@ def open_table(splits: Splits) -> Any:
             "MissingTable", f"data.splits.path {splits.path} is not a Delta table: correct the path"
         ) from error
     except Exception as error:
-        # NB: an OSError may quote XML of the object store, in which the word version occurs too.
+        # NB: only a DeltaError: an OSError may quote XML of the object store, in which the word version occurs too.
         if splits.version is not None and isinstance(error, DeltaError) and "version" in str(error).lower():
             raise DataError(
                 "MissingVersion",
@@ -84,7 +84,7 @@ def read_rows(
     check_columns(dataset.schema, [SPLIT_COLUMN, *columns], table, label)
     for fragment in dataset.get_fragments(filter=ds.field(SPLIT_COLUMN) == name):
         where = f"{fragment.path} of {table}"
-        # The value of each column if the file lacks it: that of the partition, or null if the column was added later.
+        # The value of each column if the file lacks it: that of the partition, or null if the column was added after the file.
         partition = ds.get_partition_keys(fragment.partition_expression)
         absent = {column: partition.get(column) for column in columns}
         batches = read_batches(

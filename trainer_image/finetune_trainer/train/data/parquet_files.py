@@ -98,7 +98,7 @@ def read_batches(
     with open_parquet(opening, where, remedy) as parquet:
         file_columns = parquet.schema_arrow.names
         constants = {name: value for name, value in (absent or {}).items() if name not in file_columns}
-        # A column may be absent here, but the file must not have its name in another case.
+        # No column is required here, but the file must not have the name of a column in another case.
         check_names([], columns, file_columns, where)
         stored_columns = [name for name in columns if name not in constants]
         check_columns(parquet.schema_arrow, stored_columns, where, label)

@@ -34,7 +34,8 @@ class TokenCache:
     Args:
         folder: the folder of the job's checkpoints.
         digest: of the splits, their tokenizer and the rules of encoding.
-        confirm: called before each write; raises SupersededError if newer pods of the job have claimed the folder.
+        confirm: called before the files are written and before the marker is; raises SupersededError if newer pods of the job have claimed
+            the folder.
     """
 
     def __init__(self, folder: str, digest: str, confirm: Callable[[], None] = lambda: None) -> None:
@@ -49,7 +50,7 @@ class TokenCache:
         encoder: Encoder,
         confirm: Callable[[], None] = lambda: None,
     ) -> TokenCache | None:
-        """Return the cache of a job; None if the job has no checkpoints, or if its splits are files, which can change."""
+        """Return the cache of a job; None if the job has no checkpoints, or if its splits have no version: files can change."""
         if recipe.checkpoint is None or splits.version is None:
             return None
         job = recipe.job
@@ -59,7 +60,7 @@ class TokenCache:
         return cls(folder, compute_digest(splits, encoder), confirm)
 
     def fetch(self, name: str, target: Path) -> bool:
-        """Copy a split into the folder `target`; return False, without the folder, if the split is not stored completely or unreadable."""
+        """Copy a split into the folder `target`; return False, without the folder, if the stored split is missing, incomplete or unreadable."""
         try:
             return self._fetch(name, target)
         except Exception as error:

@@ -40,6 +40,7 @@ class Simpo(AnswerObjective):
         means = answers.log_probabilities() / lengths
         margins = self.beta * (means[:, 0] - means[:, 1])
         losses = -functional.logsigmoid(margins - self.gamma)
+        # The derivative of a pair's loss with respect to the mean of the chosen answer.
         slope = -self.beta * torch.sigmoid(self.gamma - margins)
         loss = answers.with_gradient(losses.sum(), torch.stack([slope, -slope], dim=-1) / lengths)
         return loss, sum_pair_metrics(margins)

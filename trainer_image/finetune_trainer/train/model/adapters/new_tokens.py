@@ -87,7 +87,7 @@ class ExtendedWeight:
         values = self._mean.to(self._stored[:1].dtype).expand(max(0, end - begin), *self._row_shape).clone()
         if begin < stored_end:
             values[: stored_end - begin] = self._stored[begin:stored_end]
-        # NB: the stored weight may already have rows for new tokens, which nothing has trained.
+        # NB: the stored weight may already have rows for new tokens. Nothing has trained these rows, so they get the mean too.
         new_rows = [token - begin for token in self._ids if begin <= token < end]
         values[new_rows] = self._mean.to(values)
         return values

@@ -224,7 +224,7 @@ class _ShapePropagation:
 
 
 def _is_blocking(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether the CPU waits for the result of an operation."""
+    """Whether the CPU waits for the result of an operation. Not if it knows the size from an argument, or the value as a constant."""
     if func not in _BLOCKING_OPERATIONS:
         return False
     is_size_an_argument = kwargs.get("output_size") is not None

@@ -29,9 +29,9 @@ class CompactAdamW(torch.optim.Optimizer):
 
     The quantization is that of bitsandbytes: 8-bit codes, and an fp32 scale for each block of at most 256 numbers (Dettmers et al.,
     arXiv:2110.02861). A block never crosses rows: each rank holds whole blocks, so that a different
-    number of ranks can read a checkpoint of 8-bit moments. The optimizer of bitsandbytes does not support sharded tensors, and
-    torchao's selects 8-bit moments by the size of a shard. Moments of small tensors, of tensors whose rows are not a multiple of 64, and
-    of embeddings are fp32.
+    number of ranks can read a checkpoint of 8-bit moments. The optimizer of bitsandbytes is not used, since it does not support sharded
+    tensors, nor torchao's, which selects 8-bit moments by the size of a shard. Moments of vectors, of small tensors, of tensors whose rows
+    are not a multiple of 64, and of embeddings are fp32.
 
     Weights in bf16 are rounded stochastically (arXiv:2010.06192): the nearer a neighbor, the more probable it is. Updates smaller than half
     the precision of bf16 are thus kept on average. All ranks that hold the same rows round them alike.
@@ -207,8 +207,8 @@ def _compute_update(
 def find_embeddings(model: nn.Module) -> list[nn.Parameter]:
     """Return the trained weights of embeddings, including one that is shared with the output layer.
 
-    Few rows of an embedding get a gradient in a step, and gradients differ in size: transformers keeps the moments in fp32 with
-    the AdamW8bit of bitsandbytes (transformers.Trainer.create_optimizer; arXiv:2110.02861, section 2.3).
+    Few rows of an embedding get a gradient in a step, and gradients differ in size, so the moments stay in fp32, as transformers keeps
+    them with the AdamW8bit of bitsandbytes (transformers.Trainer.create_optimizer; arXiv:2110.02861, section 2.3).
     """
     weights = (module.weight for module in model.modules() if isinstance(module, nn.Embedding))
     return [weight for weight in dict.fromkeys(weights) if weight.requires_grad]

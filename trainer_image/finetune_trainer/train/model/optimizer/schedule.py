@@ -20,7 +20,7 @@ class Schedule:
     """Linear warm-up to the peak; then constant, or down to the floor, which is reached after the last step.
 
     Linear and Cosine decrease from the warm-up on. WSD (warm-up, stable, decay) stays at the peak until the last `decay_steps`
-    steps. There it falls as 1 - sqrt(share of the decay), which gives a lower loss than a linear decay of the same length
+    steps, in which it falls as 1 - sqrt(share of the decay). This gives a lower loss than a linear decay of the same length
     (Hägele et al., arXiv:2405.18392, section 3).
 
     After the warm-up, the schedules are those of transformers: `get_linear_schedule_with_warmup`, or with a floor

@@ -164,7 +164,7 @@ def load_quantized(
             device_map={"": world.device},
             quantization_config=config,
         )
-    # NB: the files decide, as for the skeleton: their config may say otherwise.
+    # NB: whether weights are tied follows from their values, as in the skeleton: the files' config may say otherwise.
     model.config.tie_word_embeddings = skeleton.config.tie_word_embeddings
     for module in model.modules():
         prevent_repacking(module)
