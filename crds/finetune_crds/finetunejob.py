@@ -23,10 +23,10 @@ from finetune_crds.tracking import MLFLOW_RULES, Register, Tracking
 from finetune_crds.trainer import Trainer
 from finetune_crds.training import LOW_RANK_METHODS, NEW_TOKENS_MESSAGES, Method, Model, ModelCache, Training
 
-# All fields are immutable except `suspend`, `runPolicy` and `pods`, which do not change what the job trains. First, those without a
-# default.
+# All fields are immutable except `suspend`, `runPolicy` and `pods`, which do not change what the job trains. Of the immutable
+# fields, these have no default.
 _IMMUTABLE_OPTIONAL = ("model", "data", "checkpoint", "register", "output", "evaluation")
-# Immutable fields with a default. The API server fills in the default, so a rule need not check whether a job has the field.
+# These have a default. The API server fills in the default, so a rule need not check whether a job has the field.
 _IMMUTABLE_WITH_DEFAULT = ("method", "objective", "training", "distributed", "trainer", "tracking")
 
 

@@ -1,4 +1,4 @@
-"""The chart's defaults for fields that a FineTuneJob omits: storage, pods, queue, catalog, checkpoints."""
+"""The chart's defaults for fields that a FineTuneJob omits: storage, pods, queue, catalog, models, checkpoints."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from finetune_crds.training import ModelCache
 from finetune_operator.template_merge import requested_devices
 
 _STORAGE_PATTERN = r"/\S+|(s3a?|gs)://[^/\s]\S*|abfss://[^/@\s]+@[^/@\s]\S*"
-# Fields of a pod spec that must be lists of objects. The items of the named lists are merged with a job's items by name.
+# Fields of a pod spec that must be lists of objects. The items of _NAMED_LISTS are merged with a job's items by name.
 _TEMPLATE_LISTS = ("containers", "initContainers", "volumes", "tolerations")
 _NAMED_LISTS = ("containers", "initContainers", "volumes")
 

@@ -16,7 +16,7 @@ from finetune_operator.text import format_time
 
 _MAX_MESSAGE_CHARS = 1024
 _NAME_DIGITS = 16
-# Conditions for which False is a failure; for the others it means "not yet".
+# Conditions for which the status False is a failure. For any other condition, False means "not yet".
 _WARN_WHEN_FALSE = {
     ConditionType.ACCEPTED,
     ConditionType.CODE_RESOLVED,

@@ -31,8 +31,8 @@ def read_status(model: type[Part], body: Json, what: str) -> Part:
         what: what the error message calls the resource.
 
     Raises:
-        UnreadableStatusError: a newer version of the operator wrote the status. The operator then does not act on the
-            resource, since it would repeat work that the status records.
+        UnreadableStatusError: another version of the operator, most likely a newer one, wrote the status. This version then does not
+            act on the resource, since it could repeat work that the status records.
     """
     try:
         return model.model_validate(body.get("status") or {})

@@ -41,7 +41,7 @@ class _NoDiffBase(kopf.DiffBaseStorage):
 
 
 class Handlers(NamedTuple):
-    """The handlers of watch events. They take the type of the event (None in a list) and the object."""
+    """The handlers of watch events. They take the type of the event (None for an object of the first list) and the object."""
 
     finetunejob: Callable[[str | None, Json], Awaitable[None]]
     modelpromotion: Callable[[str | None, Json], Awaitable[None]]
@@ -81,7 +81,7 @@ def build_registry(handlers: Handlers) -> kopf.OperatorRegistry:
         info = kopf.login_with_service_account(**kwargs) or kopf.login_with_kubeconfig(**kwargs)
         if info is None:
             raise kopf.LoginError("neither a service account nor a kubeconfig was found")
-        # NB: kopf reads a rotated token only after a 401 (nolar/kopf#926). An expiry makes it read the token earlier.
+        # NB: kopf reads a rotated token only after a 401 (nolar/kopf#926). With an expiry, kopf reads the token earlier.
         return _with_expiry(info) if info.token else info
 
     @kopf.on.event(GROUP, VERSION, FineTuneJob.PLURAL, registry=kopf_registry)

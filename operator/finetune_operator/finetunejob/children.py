@@ -41,7 +41,7 @@ def find_owner(kind: str, body: Json) -> Owner | None:
 
 def is_child(body: Json, ftj: FineTuneJob) -> bool:
     """Whether a FineTuneJob itself, not one of its Jobs, controls an object of its namespace."""
-    # The rule for a Job is the rule for every kind other than Pod.
+    # "Job" stands for any kind but Pod. The pods that a FineTuneJob itself controls follow the same rule.
     return find_owner("Job", body) == Owner(ftj.namespace, ftj.uid)
 
 
@@ -89,12 +89,13 @@ def classify_children(
     """Classify a FineTuneJob's children of a component.
 
     Args:
-        jobs: its Jobs, by name.
+        jobs: the FineTuneJob's Jobs, by name.
         pods: the pods of these Jobs, and of Jobs that no longer exist.
         name: the name of the current Job, which need not exist.
     """
     component_jobs = [job for job in jobs.values() if _component(job) == component]
-    # NB: a Job that is being deleted counts as absent, since it may have failed because of the deletion. A complete one keeps its result.
+    # NB: a Job that is being deleted counts as absent, since it may have failed because of the deletion. A complete Job has a result, so it
+    # does not count as absent.
     vanishing_jobs = [
         job for job in component_jobs if is_being_deleted(job) and job_condition(job, "Complete") is None
     ]
@@ -139,8 +140,9 @@ def is_alive(pod: Json) -> bool:
 def is_on_unready_node(pod: Json) -> bool:
     """Whether the node lifecycle controller has marked a pod because its node is not ready.
 
-    NB: the controller sets Ready to False and changes nothing else (MarkPodsNotReady in pkg/controller/util/node, 1.37). A kubelet that
-    sets Ready to False also sets its reason. A pod whose containers were not ready before is not marked.
+    NB: the controller sets Ready to False and changes nothing else (MarkPodsNotReady in pkg/controller/util/node, 1.37): ContainersReady
+    stays True, and Ready has no reason. A kubelet that sets Ready to False also sets a reason. The controller does not mark a pod that was
+    not ready before, so the result for such a pod is False.
     """
     conditions = {item["type"]: item for item in pod.get("status", {}).get("conditions") or []}
     ready = conditions.get("Ready", {})
@@ -161,8 +163,8 @@ def find_loss_time(pod: Json) -> datetime | None:
 def is_lost(pod: Json, now: datetime) -> bool:
     """Whether a pod that is being deleted cannot be expected to stop.
 
-    Its node is not ready, so that no kubelet stops it; or it has not stopped by the end of its grace period. A pod that nobody deletes is
-    never lost: if the node does not return, Kubernetes evicts the pod when its tolerations end.
+    The pod is lost if its node is not ready, so that no kubelet stops the pod, or if the pod has not stopped soon after its grace period. A
+    pod that nobody deletes is never lost: if its node does not return, Kubernetes evicts the pod when the pod's tolerations end.
     """
     loss_time = find_loss_time(pod)
     return loss_time is not None and is_alive(pod) and (is_on_unready_node(pod) or now >= loss_time)
@@ -219,11 +221,12 @@ def was_stopped_by_suspension(pod: Json, job: Json) -> bool:
     start_time = find_start_time(job)
     if start_time is None:
         return is_suspended(job) or job_condition(job, "Suspended") is not None
+    # The pods of a Job that was never suspended are created, and so deleted, after its start.
     return request_time <= start_time
 
 
 def pods_of_job(pods: Iterable[Json], job: Json) -> list[Json]:
-    """The pods of one child Job, sorted by completion index, without those that ended before the Job was resumed.
+    """The pods of one child Job, sorted by completion index. A resumed Job has no pods that its suspension has ended.
 
     The Job's uid identifies them: pods of an earlier Job of the same name may still be stopping.
     """

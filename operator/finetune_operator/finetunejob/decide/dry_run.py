@@ -2,7 +2,7 @@
 
 A preparation takes hours, and a correction of spec.pods does not change the pods of an existing Job. Until the data are prepared,
 the check runs once for each generation of the spec. It is repeated after a rejection or an error, since the policies of the API
-server and the defaults of the chart can change while the spec does not. Kueue's queues change too. If a preparation runs
+server, the defaults of the chart and Kueue's queues can change while the spec does not. If a preparation runs
 first, the job's queue must exist before the preparation starts. A full quota does not stop the job: its pods need the quota only after the
 preparation, when other jobs may have ended.
 """
@@ -26,7 +26,7 @@ _FIRST_INDEX = {_INDEX: "0"}
 
 
 def check_pods(draft: Draft) -> Outcome:
-    """End the pass until the API server has checked the pods. While it rejects them, end each pass of a job that has not started."""
+    """End the pass until the API server has checked the pods. While their check fails, end each pass of a job that has not started."""
     if draft.holds(ConditionType.PREPARED):
         # The training follows, and its real pods show problems themselves.
         draft.unset(ConditionType.PODS_ADMITTED)
@@ -75,8 +75,8 @@ def _build_evaluation_jobs(draft: Draft) -> list[Json]:
 def _build_first_pod(draft: Draft, job: Json) -> Json:
     """The first pod of a Job.
 
-    It has the labels and the owner that the Job controller would add: policies refuse pods without a controller. The owner is the
-    FineTuneJob, since the Job does not exist.
+    It has the labels that the Job controller would add, and an owner, since policies may refuse pods without a controller. The owner is
+    the FineTuneJob, since the Job does not exist.
     """
     template, meta = job["spec"]["template"], job["metadata"]
     pod_metadata = template.get("metadata", {})
@@ -138,7 +138,7 @@ def _record(draft: Draft, answer: DryRunAnswer) -> Condition | None:
 
 
 def _remedy(draft: Draft, answer: DryRunAnswer) -> str:
-    """Return the remedy, as the end of a sentence: the pods come from the spec and from the values of the chart."""
+    """Return what to correct, as the end of a sentence; empty for a reason without a remedy. The pods come from the spec and the chart."""
     reason = answer.reason
     role = "evaluate" if answer.component == names.EVALUATE else "train"
     fields = f"spec.pods.{role}"

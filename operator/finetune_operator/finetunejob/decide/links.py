@@ -85,7 +85,7 @@ def _model_page(draft: Draft) -> str | None:
 
 
 def _dashboard_page(draft: Draft) -> str | None:
-    """The dashboard; None while its URL depends on a run that does not exist yet."""
+    """The dashboard; None without one, and while its URL depends on a run that does not exist yet."""
     url = draft.settings.dashboard_url
     run_id = draft.status.run_id
     if not url or ("{runId}" in url and run_id is None):

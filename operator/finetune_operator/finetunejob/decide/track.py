@@ -19,7 +19,7 @@ from finetune_operator.policy.result import Continue, Outcome
 
 @dataclass(frozen=True)
 class Usable:
-    """A run that the job logs to: the run in its status, or the run that the status is about to name."""
+    """A run that the job logs to: the run in the job's status, or the run that this status is about to name."""
 
     run: Run
 

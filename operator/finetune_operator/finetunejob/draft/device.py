@@ -61,7 +61,7 @@ def record_device(draft: Draft, alive: Sequence[Json]) -> None:
     """Record the device of an attempt from its live pods, which are all alike; without pods, keep the status."""
     if not alive:
         return
-    # Prefer a pod with a node, whose labels have the product.
+    # Prefer a pod that has a node: the labels of the node name the product.
     pod = next((pod for pod in alive if _node(pod)), alive[0])
     gpus_per_pod = count_gpus(pod, configured_resource(draft.ftj))
     if not gpus_per_pod:

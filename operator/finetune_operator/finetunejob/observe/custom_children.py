@@ -25,10 +25,10 @@ class CustomChildReader:
     kube: Kube
 
     async def read(self, ftj: FineTuneJob) -> CustomChildren | None:
-        """The objects and the pods; None for a job without such children, or whose preparation has a result.
+        """The objects and the pods, or the problem of `_find_problem`; None for a job without such children, or with a prepared result.
 
         Raises:
-            KubeError: the objects could not be listed.
+            KubeError: the objects or the pods could not be listed, for another reason.
         """
         kind = backends.find_kind_to_read(ftj)
         if kind is None:

@@ -33,7 +33,7 @@ class _Batch:
 class RunBatches:
     """Collects the runs to read while a search of their server is under way, and reads them together with the next search.
 
-    If no search is under way, the read begins at once.
+    If no search is under way, and the last one began long enough ago, the read begins at once.
 
     Attributes:
         clock: monotonic seconds.
@@ -80,7 +80,7 @@ class RunBatches:
             return await search(lambda: server.find_runs(batch.experiments))
         finally:
             if self._last.get(server) is batch:
-                # NB: remove what is no longer needed: credentials change, and a server with other credentials is another key.
+                # NB: credentials change, and a server with other credentials is another key: old keys must not pile up.
                 del self._last[server]
                 self._next_search_at = {
                     key: at for key, at in self._next_search_at.items() if at > self.clock()

@@ -58,7 +58,7 @@ def build_recipe(draft: Draft, version: RegisteredVersion) -> Json:
 
 
 def _build_job_recipe(draft: Draft, version: RegisteredVersion) -> JobRecipe:
-    """The recipe of the training. A Delta table is pinned to the version that the training read, and a custom command gets its parameters."""
+    """The recipe of the training, but with a Delta table at the version that the training read, and with the parameters of a custom command."""
     recipe, evaluation = gang.build_prepared_recipe(draft), evaluation_of(draft)
     data = recipe.data
     splits = data.splits if data else None
@@ -155,6 +155,7 @@ def _add_model(draft: Draft, pod: Json, uri: str) -> Json:
     main = {"name": CONTAINER, "volumeMounts": [mount], "terminationMessagePath": contract.TERMINATION_PATH}
     volume: Json = {"spec": {"volumes": [{"name": contract.MODEL_VOLUME, "emptyDir": {}}]}}
     with_volume = dict(merge(merge(volume, pod), {"spec": {"containers": [main]}}))
+    # An image with finetune-evaluate counts as a product image, even if the job names it.
     fetch = {
         **template.init_container_fields(with_volume, CONTAINER, is_product_image=True),
         "name": names.FETCH_CONTAINER,

@@ -152,7 +152,7 @@ def _add_dependencies(pod: Json, requirements: Sequence[str]) -> Json:
         "containers": [
             {
                 "name": names.TRAINER_CONTAINER,
-                # NB: the API server rejects a value that is not a list.
+                # NB: a value that is not a list stays as it is, so that the API server rejects it.
                 "command": [*_SCRIPT, installer.RUN, *command] if isinstance(command, list) else command,
                 "volumeMounts": [{**mount, "readOnly": True}],
             }

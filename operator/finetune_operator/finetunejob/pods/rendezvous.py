@@ -55,7 +55,7 @@ def run_env(*, servers: tuple[str, str], run_id: str | None) -> list[Json]:
 
 
 def command_env(code: str | None = None) -> list[Json]:
-    """The variables that locate the parameters of a custom command and, if the operator mounts its code, the folder `code`."""
+    """The variables that locate the parameters of a custom command and, if the operator mounts the command's code, the folder `code`."""
     values = {contract.ENV_PARAMETERS: contract.PARAMETERS_PATH}
     if code:
         values[contract.ENV_CODE] = code
