@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field
 from finetune_crds.base import LIST_TYPE_SET, ApiModel, Name, Rule, list_type_map, rules
 from finetune_crds.source import NamedSource, SourceName
 
-# NB: more sets may not fit: the result of the prep pod has the name and the version of each set, and is a termination message.
+# NB: the result of the prep pod has the name and the version of each set, and must fit into a termination message.
 MAX_EVALUATION_SETS = 8
 
 # fmt: off

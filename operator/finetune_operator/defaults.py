@@ -52,6 +52,7 @@ def _check_pattern(values: Iterable[str | None], pattern: str, what: str) -> Non
 
 def _check_pods(field: str, pods: PodSettings) -> None:
     """Check the rules for pods that the API server or the operator checks in a job."""
+    # The settings for all pods have no image.
     image = pods.image if isinstance(pods, RolePodSettings) else None
     _check_pattern([image], r"\S+", "image name")
     _check_pattern([pods.service_account_name], SUBDOMAIN, "object name")

@@ -41,7 +41,8 @@ def find_owner(kind: str, body: Json) -> Owner | None:
 
 def is_child(body: Json, ftj: FineTuneJob) -> bool:
     """Whether a FineTuneJob itself, not one of its Jobs, controls an object of its namespace."""
-    # "Job" stands for any kind but Pod. The pods that a FineTuneJob itself controls follow the same rule.
+    # For every kind other than Pod, `find_owner` looks for a FineTuneJob: "Job" stands for all of them. The pods that a
+    # FineTuneJob itself controls follow the same rule.
     return find_owner("Job", body) == Owner(ftj.namespace, ftj.uid)
 
 
@@ -221,12 +222,12 @@ def was_stopped_by_suspension(pod: Json, job: Json) -> bool:
     start_time = find_start_time(job)
     if start_time is None:
         return is_suspended(job) or job_condition(job, "Suspended") is not None
-    # The pods of a Job that was never suspended are created, and so deleted, after its start.
+    # The pods of a Job that was never suspended are created, and so deleted, after the Job's start.
     return request_time <= start_time
 
 
 def pods_of_job(pods: Iterable[Json], job: Json) -> list[Json]:
-    """The pods of one child Job, sorted by completion index. A resumed Job has no pods that its suspension has ended.
+    """The pods of one child Job, sorted by completion index. Pods that ended by a suspension of a resumed Job are left out.
 
     The Job's uid identifies them: pods of an earlier Job of the same name may still be stopping.
     """

@@ -68,7 +68,7 @@ class FineTuneJobReconciler(Reconciler):
         # Read back at once what was written to MLflow or Databricks, except for a canceled run, whose end takes a while.
         has_written_run = any(not isinstance(action, CancelRun) for action in decision.actions)
         # NB: the API server's response to a changed finalizer or a scaled Job may include changes by other clients. The store then has
-        # these changes before their events arrive, so these events cause no pass.
+        # these changes before their events arrive, so these events cause no pass: the result must cause the next pass.
         has_patched = decision.finalizer is not None or bool(decision.scaled)
         if has_written_run or has_patched:
             return 0.0
@@ -147,7 +147,7 @@ class FineTuneJobReconciler(Reconciler):
 def _status_without_children(ftj: FineTuneJob, decision: Decision) -> FineTuneJobStatus:
     """The status of a pass whose children could not be created: the one before the pass, unless the job was resumed.
 
-    NB: a job that was resumed must not stay Suspended because its next pods are rejected.
+    NB: a job that was resumed must not stay Suspended because its next pods are rejected. No pods were created, so the start time stays.
     """
     after = decision.status
     is_resumed = ftj.status.suspend_time is not None and after.suspend_time is None

@@ -1,4 +1,4 @@
-"""Git's packet lines: a length of four hexadecimal digits, which includes these four bytes, and then the line.
+"""Git's packet lines: a length in four hexadecimal digits, and then the line. The length counts the digits too.
 
 https://git-scm.com/docs/protocol-common
 
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 FLUSH = b"0000"
 DELIMITER = b"0001"
 _LENGTH_BYTES = 4
-# A list of refs has only two packets without a line, which are separators.
+# The limit for packets without a line: a list of refs needs only two of them, as separators.
 _MAX_EMPTY_PACKETS = 16
 
 

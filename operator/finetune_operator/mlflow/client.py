@@ -41,11 +41,11 @@ MISSING = "RESOURCE_DOES_NOT_EXIST"
 EXISTS = "RESOURCE_ALREADY_EXISTS"
 
 _API = "/api/2.0/mlflow"
-# Eight times a run with 1,000 metrics and 500 parameters, which is about 0.5 MiB.
+# Eight times the size of a run with 1,000 metrics and 500 parameters (about 0.5 MiB).
 _MAX_RESPONSE_BYTES = 4 * 2**20
 # The longest header that common servers accept. If a header is longer, they close the connection.
 _MAX_HEADER_CHARS = 8192
-# The characters that a header may contain.
+# A value that a header may have, by its characters and its length.
 _SENDABLE = re.compile(rf"[^\x00-\x1f\x7f-\x9f\u0100-\U0010ffff]{{0,{_MAX_HEADER_CHARS}}}")
 _FORBIDDEN_CODES = frozenset({"PERMISSION_DENIED", "UNAUTHENTICATED", "CUSTOMER_UNAUTHORIZED"})
 # A retry would fail in the same way: the request itself must change.

@@ -74,7 +74,7 @@ class RegisteredVersion:
 
 @dataclass(frozen=True)
 class MoveAlias:
-    """Point the alias at a version, or remove it, if it still points at the expected version.
+    """Point the alias at a version, or remove the alias, if the alias still points at the expected version.
 
     Attributes:
         expected: the version that the alias must point at before; None if it must not exist.

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 # The SDK has no methods for tags of versions. MLflow's client uses these paths.
 _VERSIONS = "/api/2.0/mlflow/unity-catalog/model-versions"
-# Metastores by the host of the workspace, which stays attached to the same metastore.
+# The metastore of each workspace, by the workspace's host. A workspace stays attached to its metastore, so no entry expires.
 _metastores: dict[str, str] = {}
 _THREE_LEVEL_NAME = re.compile(r"[^./ ]+\.[^./ ]+\.[^./ ]+")
 

@@ -1,7 +1,7 @@
 """The uids of the current Jobs, which identify pods that outlive their Job.
 
 A user may delete a Job and leave its pods to the garbage collector, and a lost node keeps its pods. Such pods
-may still write to the job's folders. After a restart, the operator recognizes them only by the uids in the status.
+may still write to the job's folders. After a restart, the operator recognizes such pods only by the uids in the status.
 """
 
 from __future__ import annotations

@@ -25,10 +25,10 @@ class CustomChildReader:
     kube: Kube
 
     async def read(self, ftj: FineTuneJob) -> CustomChildren | None:
-        """The objects and the pods, or the problem of `_find_problem`; None for a job without such children, or with a prepared result.
+        """The objects and the pods, or a problem (`_find_problem`); None for a job without such children, or once a result exists.
 
         Raises:
-            KubeError: the objects or the pods could not be listed, for another reason.
+            KubeError: the objects could not be listed for another reason, or the pods could not be listed.
         """
         kind = backends.find_kind_to_read(ftj)
         if kind is None:

@@ -33,7 +33,7 @@ class _Batch:
 class RunBatches:
     """Collects the runs to read while a search of their server is under way, and reads them together with the next search.
 
-    If no search is under way, and the last one began long enough ago, the read begins at once.
+    If no search is under way, and the last search began long enough ago, the read begins at once.
 
     Attributes:
         clock: monotonic seconds.

@@ -58,7 +58,7 @@ def build_recipe(draft: Draft, version: RegisteredVersion) -> Json:
 
 
 def _build_job_recipe(draft: Draft, version: RegisteredVersion) -> JobRecipe:
-    """The recipe of the training, but with a Delta table at the version that the training read, and with the parameters of a custom command."""
+    """The recipe of the training, with a Delta table pinned to the version that the training read, and a custom command's parameters."""
     recipe, evaluation = gang.build_prepared_recipe(draft), evaluation_of(draft)
     data = recipe.data
     splits = data.splits if data else None

@@ -48,7 +48,7 @@ def workspace_mistakes(spec: FineTuneJobSpec, settings: Settings) -> Iterator[st
 
 
 def _find_wrong_model_names(spec: FineTuneJobSpec) -> Iterator[str]:
-    """Models with an alias whose names Unity Catalog does not allow: the job would wait forever for the aliases."""
+    """Models that are named by an alias, but not as Unity Catalog requires: the job would wait forever for the alias."""
     distillation = spec.objective.distillation
     models = (
         ("spec.model.base", spec.model.base if spec.model else None),

@@ -32,7 +32,7 @@ NO_WHEEL = (
     "the operator image has no preparation wheel, which data.prepare.spark.mode Databricks requires: use a released image, or set "
     "FINETUNE_PREP_WHEELS to a folder with the output of trainer_image/wheel.py"
 )
-# As often as a preparation in pods: a first run, and two more after failures that neither the recipe nor the data caused.
+# The third failure that neither the recipe nor the data caused fails the job, as for a preparation in pods.
 _MAX_FAILURES = 3
 # Problems with the login. While one of them lasts, no run can be submitted.
 _NO_LOGIN = (
@@ -85,7 +85,7 @@ class DatabricksBackend(Backend):
             yield ConditionReason.DATABRICKS_NOT_CONFIGURED, NO_WHEEL
 
     def has_begun(self, ftj: FineTuneJob, jobs: Mapping[str, Json]) -> bool:
-        # A run that has not ended needs the finalizer.
+        # A preparation has begun if its run has not ended, and such a run needs the finalizer.
         return self.needs_finalizer(ftj.status)
 
     def prepare(self, draft: Draft) -> Outcome:
@@ -121,7 +121,7 @@ class DatabricksBackend(Backend):
             return None
         if run.run_id is None:
             if names.RUN_FINALIZER not in draft.ftj.finalizers:
-                # No run is submitted without the finalizer.
+                # No run is submitted without the finalizer, so there is none to cancel.
                 draft.update(databricks_run=run.model_copy(update={"state": "Canceled"}))
                 return None
             # A submitted run may exist whose id is not in the status.
@@ -239,7 +239,8 @@ def _follow(draft: Draft, run: DatabricksRunStatus, reported_run: Run | None) ->
     is_being_canceled = run.state == "Canceling"
     activity = "is being canceled" if is_being_canceled else "was submitted"
     if reported_run:
-        # NB: every run ends through TERMINATING, reported as Canceling. The status has Canceling only if the operator canceled the run.
+        # NB: every run ends through TERMINATING, which is reported as Canceling. In the status, Canceling means that the operator canceled
+        # the run, so a reported Canceling is not copied.
         keeps_state = is_being_canceled or reported_run.word == "Canceling"
         state = run.state if keeps_state else reported_run.word
         draft.update(

@@ -116,7 +116,7 @@ def _is_stuck(healthy: Json, now: datetime) -> bool:
 
 
 def _true_since(holder: Json, kind: ConditionType) -> datetime | None:
-    """Since when a condition of a FineTuneJob is True; None if it is not."""
+    """Since when a condition of a FineTuneJob is True; None if it is False or missing."""
     condition = _conditions(holder).get(kind, {})
     return (
         datetime.fromisoformat(condition["lastTransitionTime"]) if condition.get("status") == "True" else None

@@ -25,7 +25,7 @@ from finetune_operator.modelpromotion.model import Observed, Promotion, Promotio
 from finetune_operator.policy.result import run_policies
 from finetune_operator.settings import Settings
 
-# The policies run in this order; one that returns Stop ends the pass.
+# The policies run in this order; one that returns Stop skips the policies after it. The rest of `decide` always runs.
 POLICIES = (
     accept.accept,
     preconditions.require_registry,

@@ -28,6 +28,7 @@ def finish_move(draft: Draft) -> Outcome:
         # Whether the move was made is unknown, so it stays in the journal.
         draft.update(current=None)
         return Continue
+    # `begin` writes the move into the journal again if the policies still want it.
     draft.begun = move
     draft.update(current=draft.holder)
     draft.remember(move=None)
@@ -63,7 +64,7 @@ def complete(draft: Draft, move: Move) -> None:
 
 
 def _find_predecessor(history: list[Move], version: str | None) -> str | None:
-    """The last version that had the alias before this version got it, and that was never withdrawn or rolled back."""
+    """The last version that lost the alias to `version` and was never withdrawn or rolled back. The history is newest first."""
     failed = {item.from_version for item in history if item.reason in ("Withdrawn", "RolledBack")}
     gain_reasons = ("Promoted", "Reverted", "Adopted")
     predecessors = (
@@ -82,7 +83,7 @@ def record_abandoned(draft: Draft) -> None:
 
 
 def has_arrived_late(draft: Draft) -> bool:
-    """Whether an abandoned move took effect after all: the alias moved as this move would move it, soon after it was abandoned."""
+    """Whether an abandoned move took effect after all: the alias moved as this move would move it, soon after the move was abandoned."""
     move = draft.status.abandoned
     if move is None:
         return False

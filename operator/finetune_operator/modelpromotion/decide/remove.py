@@ -12,7 +12,7 @@ from finetune_operator.modelpromotion.decide.move import announce
 def set_finalizer(draft: Draft) -> None:
     """Set the operator's finalizer if the alias is to be removed with the resource; otherwise remove the finalizer.
 
-    If the spec cannot be read, nothing changes.
+    The alias stays if an older promotion manages the same alias. If the spec cannot be read, nothing changes.
     """
     spec = draft.promotion.spec
     if spec is None:
@@ -36,8 +36,8 @@ def remove(draft: Draft) -> None:
             f"registry ({problem.message}): remove the alias in the registry"
         )
         draft.set(ConditionType.REGISTRY_READY, False, problem.reason, message)
-        # NB: the status disappears with the object, so an Event must show the message. For Promoted, each new message causes an Event;
-        # for RegistryReady, only a new reason does.
+        # NB: the status disappears with the object, so an Event must show the message. `stop` sets the message for Promoted too, for
+        # which each new message causes an Event; for RegistryReady, only a new reason does.
         draft.stop(problem.reason, message)
         draft.finalizer = False
     elif problem:
