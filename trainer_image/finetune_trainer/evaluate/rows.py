@@ -139,7 +139,7 @@ def _read_rows(recipe: Recipe, spec: Evaluation, encoder: Encoder) -> Iterator[R
     splits, documents = recipe.data.splits, encoder.documents
     assert splits is not None  # noqa: S101 - load_recipe() refuses a recipe without splits
     columns = documents.columns
-    # Texts have no questions, and only generated answers need them.
+    # Texts have no questions, and only generated answers need questions.
     asks = columns.text is None and bool(spec.generations or _list_generated_metrics(spec))
     with name_refused_row(splits, spec.split.lower(), encoder.counts):
         for batch in read(splits, spec.split.lower(), columns.column_names, may_be_null=[columns.tools]):

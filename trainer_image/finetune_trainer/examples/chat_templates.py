@@ -134,7 +134,7 @@ def check_marks(tokenizer: PreTrainedTokenizerBase) -> None:
         {"role": "assistant", "content": "!"},
         {"role": "assistant", "content": "", "tool_calls": [EXAMPLE_CALL]},
     ]
-    # None: there are no blocks, or the template refuses the answer, which then shows nothing about the blocks.
+    # None: there are no blocks, or the template refuses the answer, so that the answer shows nothing about the blocks.
     spans_of_answers = [_try_find_marked_spans(tokenizer, [question, answer]) for answer in answers]
     rendered_spans = [spans for spans in spans_of_answers if spans is not None]
     if rendered_spans and not any(begin < end for spans in rendered_spans for begin, end in spans):

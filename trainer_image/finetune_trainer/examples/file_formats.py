@@ -67,7 +67,7 @@ def find_compression(file: str) -> str | None:
 
 
 def explain_compression(file: str, kind: str) -> str | None:
-    """Return the sentence for a file whose compression is not read, by its name; None for any other file.
+    """Return the sentence for a file whose name ends in a compression that is not read; None for any other file.
 
     Args:
         kind: the format of the file: JSONLines, CSV or Parquet.
@@ -128,7 +128,7 @@ def explain_missing(missing: Collection[str], where: str, columns: Collection[st
 def explain_twins(column: str, where: str, columns: Collection[str]) -> str | None:
     """Return the sentence for a column if others have its name in another case; None if there are none.
 
-    NB: they may be the same column, as named by two writers.
+    NB: two writers may have named one column in two ways, and a reader of one name would miss the values under the other.
     """
     twins = find_twins(column, columns)
     if not twins:

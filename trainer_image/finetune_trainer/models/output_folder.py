@@ -64,7 +64,7 @@ class Manifest:
 class ModelFolder:
     """The folder of a model that one attempt of a job writes.
 
-    Readers find a complete model or no model: the configuration is written after all other files, and the manifest last.
+    Readers find a complete model or no model: the configuration is written after all other files, then the manifest that lists them.
 
     Args:
         uri: the URI of the folder, on a volume or in an object store.
@@ -196,7 +196,7 @@ class ModelFolder:
         try:
             filesystems.create_file(files, f"{path}/{MANIFEST}", self._manifest.content())
         except FileExistsError:
-            # NB: another job was faster, or the file is this job's own: clients repeat a request whose answer is lost.
+            # NB: another job was faster, so `_check` raises; or the file is this job's: clients repeat a request whose answer is lost.
             self._write(self._build_manifest(self._check()))
 
     def _build_manifest(self, earlier: Manifest | None) -> Manifest:

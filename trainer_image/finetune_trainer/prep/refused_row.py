@@ -62,7 +62,7 @@ def name_refused_row(
 def with_place(frame: DataFrame) -> DataFrame:
     """Add the place of each row to the rows of a source.
 
-    NB: `_metadata`, which Spark recommends, does not pass through a union.
+    NB: Spark recommends `_metadata` instead of these functions, but `_metadata` does not pass through a union.
     """
     places = {
         FILE: sf.input_file_name(),

@@ -202,7 +202,7 @@ class _Teacher:
         world: World,
         folder: Path,
     ) -> _Teacher | None:
-        """Return the recipe's teacher without weights, or None; its vocabulary must be the student's."""
+        """Return the recipe's teacher, without weights; None without a distillation. The teacher's vocabulary must be the student's."""
         if recipe.objective.distillation is None:
             return None
         teacher_recipe = build_teacher_recipe(recipe)

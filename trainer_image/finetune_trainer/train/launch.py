@@ -122,8 +122,8 @@ def _stop_before_workers(_signal: int, _frame: object) -> None:
 
 
 def _end_in_rendezvous() -> None:
-    """End a launcher that waits for other pods: Python runs no signal handler during that wait, and no work is lost."""
-    # If workers run, torchrun has replaced the handler, and passes the signal on to them.
+    """End a launcher that waits for other pods, from the thread of `on_sigterm`: during that wait, Python runs no signal handler."""
+    # If workers run, torchrun has replaced the handler, and passes the signal on to the workers.
     if signal.getsignal(signal.SIGTERM) is not _stop_before_workers:
         return
     code, message = exit_status.describe(PreemptedError(NOT_STARTED, None))

@@ -58,6 +58,7 @@ _SLICE_MEMORY = re.compile(r"mig-\d+g\.(\d+)gb", re.IGNORECASE)
 # The compute capability of older GPUs, which have no instructions for BF16 (https://developer.nvidia.com/cuda-legacy-gpus).
 _OLD_CAPABILITIES = {"P100": (6, 0), "P40": (6, 1), "P4": (6, 1), "V100": (7, 0), "T4": (7, 5)}
 _OLD_PRODUCT = re.compile(rf"\b({'|'.join(_OLD_CAPABILITIES)})\b")
+# Stands for all other GPUs, which have these instructions.
 _NEWER_CAPABILITY = (9, 0)
 # NB: the CPU builds of torch cannot compute gradients of fake tensors that claim to be on a GPU (2.13).
 _DEVICE = torch.device("cpu")
@@ -264,7 +265,7 @@ def measure_step(
     Raises:
         RecipeRefusedError: the step depends on values, which fake tensors do not have.
     """
-    # NB: bitsandbytes computes its tables once, from values that fake tensors do not have: so it computes them before `fake` is entered.
+    # NB: the tables of 8-bit codes are computed once, from values that fake tensors do not have, so before `fake` is entered.
     if recipe.training.optimizer.type == "AdamW8bit":
         compact_adamw.compute_code_values(signed=True)
         compact_adamw.compute_code_values(signed=False)

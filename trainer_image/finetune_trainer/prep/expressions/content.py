@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 _TYPE, _TEXT = "type", "text"
 _PART = StructType([StructField(name, StringType()) for name in (_TYPE, _TEXT)])
+# A message has its content in a field with one of these names.
 _CONTENTS = ("content", FIELDS["content"])
 # The shapes of a content that is not text: a list of parts, each a text or the JSON text of an object; or one part. Before each shape:
 # the pattern with which a content of the shape begins in JSON text.

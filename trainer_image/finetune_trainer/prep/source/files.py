@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from finetune_trainer.prep.source.location import Place
 
 _FORMATS = {"Parquet": "parquet", "JSONLines": "json", "CSV": "csv"}
-# Spark's options for text files, by the type of the source: _HEADER to infer the columns; the rows are read with _STRICT in addition.
+# Spark's options for text files, by the type of the source: _HEADER applies when the columns are inferred and when
+# the rows are read, _STRICT only when the rows are read.
 _HEADER: dict[str, dict[str, Any]] = {
     # NB: the default limits a text to 20 million characters.
     "JSONLines": {"maxStringLen": 2**31 - 1},

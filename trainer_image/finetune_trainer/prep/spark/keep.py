@@ -16,7 +16,7 @@ _REFUSED = "NOT_SUPPORTED_WITH_SERVERLESS"
 
 
 def keep(frame: DataFrame, kept_frames: ExitStack) -> DataFrame:
-    """Return the frame, kept on disk until `kept_frames` closes: in memory it would grow with the corpus.
+    """Return the frame, kept until `kept_frames` closes: on disk, since the size of the frame grows with the corpus.
 
     NB: serverless compute keeps nothing. The frame is then computed again each time it is read, with the same rows: they depend
     only on the source, and a table is read at one version.

@@ -31,7 +31,7 @@ _ADDRESS = "SPARK_DRIVER_BIND_ADDRESS"
 
 
 def main() -> int:
-    """Replace this process with spark-submit; return an exit code only if that fails."""
+    """Replace this process with spark-submit; return an exit code only if spark-submit is not started."""
     role, words = sys.argv[1:2], sys.argv[2:]
     missing = [
         name for name in (_ADDRESS, ENV_POD_NAMESPACE, ENV_EXECUTOR_SELECTOR) if name not in os.environ

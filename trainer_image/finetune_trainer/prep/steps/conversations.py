@@ -264,7 +264,7 @@ def _build_text_message(role: str, text: Column, form: Form) -> Column:
 
 
 def display_text(form: Form) -> Column:
-    """Return the conversations of an example in its columns of the table, for people."""
+    """Return the conversations of an example as people read them, from the columns of the table."""
     fields = ["role", "content", *([_CALLS] if _CALLS in form.carried else [])]
 
     def show_messages(column: str) -> Column:

@@ -71,6 +71,7 @@ def with_tokens(
     for document in token_columns(columns):
         ids, mask = ArrayType(IntegerType(), containsNull=False), ArrayType(BooleanType(), containsNull=False)
         added.append(StructField(document.input_ids, ids, nullable=drop, metadata={ENCODING: encoding}))
+        # A null mask means that the template does not show which tokens are answers, so the mask is nullable even with Fail.
         added.append(StructField(document.loss_mask, mask))
     load = _choose_loader(frame, model, loaded, columns)
     tokenize = partial(_tokenize_batches, load=load, columns=columns, objective=objective, day=day, drop=drop)
@@ -118,7 +119,7 @@ def ship_folder(spark: SparkSession, folder: Path) -> Callable[[], Path]:
     """Return a function that finds a folder of this pod in any task; executors elsewhere get a copy of it."""
     context = session.context(spark)
     if context is None:
-        # NB: without a context, files may not reach a task, so its code contains the archive.
+        # NB: without a context, files may not reach a task, so the code of the task contains the archive.
         return partial(_unzip, _zip_folder(folder))
     if context.master.startswith("local"):
         return partial(Path, folder)

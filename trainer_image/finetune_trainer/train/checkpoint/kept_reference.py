@@ -30,7 +30,7 @@ class KeptReference:
         folder: the folder of the job's checkpoints.
         settings: digest of the settings that a resumed run must share.
         world: the ranks, all of which call the methods together.
-        foreign_folder: the folder of the job that this one continues, which is only read.
+        foreign_folder: the folder of checkpoints of the job that this job continues. This folder is only read.
         confirm: called on rank 0 before each write; raises SupersededError if newer pods of the job have claimed the folder.
     """
 
@@ -67,7 +67,8 @@ class KeptReference:
             self._write(split)
 
     def _read(self, examples: Examples) -> np.ndarray | None:
-        # NB: an attempt computes only the examples that its steps need; the values of all other examples are 0.
+        # NB: an attempt computes only the examples that its steps need; the values of all other examples are 0. So a stored reference may
+        # lack examples that this attempt needs.
         needed = np.array([example for row in examples.sequences for example in row], np.int64)
         for folder in self._folders:
             reference = self._read_in(folder, examples.split)

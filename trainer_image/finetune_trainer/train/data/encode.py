@@ -149,7 +149,8 @@ class Encoder:
         remedies = []
         if counts["too long"] or counts["truncated"]:
             remedies.append(f"raise training.maxLength above {self.max_length}")
-        # A truncated row may have lost its answer or its difference when it was cut. If more rows lack one, some lack it in the data.
+        # A truncated row may have lost its answer or its difference when it was cut. If more rows lack an
+        # answer (or a difference) than were truncated, some rows lack it in the data.
         if counts["without an answer"] > counts["truncated"]:
             what = "texts" if columns.text is not None else "answers"
             remedies.append(f"put {what} into {', '.join(columns.column_names)} of the rows")

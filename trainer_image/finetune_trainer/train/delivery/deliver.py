@@ -28,7 +28,7 @@ def deliver(
     """Write the model to output.uri, upload it to its MLflow run and register it, unless an earlier attempt did.
 
     With output.uri, the model is uploaded only if it is registered. Folder and version come from the same attempt: until the
-    version exists, each attempt that has trained writes the folder again.
+    version exists, each attempt that has trained writes the folder again. Without spec.register, each attempt does so.
 
     Args:
         model_lineage: the lineage of the model.

@@ -69,7 +69,7 @@ class FineTunedModel(PythonModel):
             **trust,
         )
         self._defaults = model.generation_config
-        # NB: generate() reads unset parameters from here, for example a repetition penalty that is meant for sampling.
+        # NB: generate() would take unset parameters from the model's config, for example a repetition penalty that is meant for sampling.
         model.generation_config = GenerationConfig()
         config = model.config.get_text_config()
         self._context_tokens = getattr(config, "max_position_embeddings", None)

@@ -105,7 +105,7 @@ class World:
         return box[0]
 
     def destroy_group(self) -> None:
-        """Destroy the process group, on all ranks together: only rank 0 has work left."""
+        """Destroy the process group, on all ranks together, when only rank 0 has work left."""
         self.gather(None)
         dist.destroy_process_group()
 
@@ -127,7 +127,7 @@ def join_ranks(*, timeout_seconds: int, preemption: Preemption | None = None) ->
     """Join the process group of the launcher's environment, and leave it at the end unless an error occurs on GPUs.
 
     Collectives on host tensors use gloo, on CUDA tensors NCCL, with `timeout_seconds` each. Decisions (`agree`) have
-    no such timeout: a rank may work for hours before one. In both cases, the end of a rank is detected at once.
+    no such timeout: a rank may work for hours before a decision. In both cases, the end of a rank is detected at once.
     """
     cuda = torch.cuda.is_available()
     local_rank = int(os.environ["LOCAL_RANK"])

@@ -1,8 +1,9 @@
 """PiSSA: low-rank layers that begin as the principal part of the weight that they adapt (Meng et al., arXiv:2404.02948).
 
-With W = U S V^T, A and B begin as A0 = sqrt(S_r / scaling) V_r^T and B0 = U_r sqrt(S_r / scaling), as in peft, and the frozen
-weight becomes W - scaling B0 A0. A0 and B0 are kept with A and B, sharded alike, and are part of each checkpoint: a
-resumed attempt subtracts the same product as the first attempt, and the export is an adapter of the original base with twice the rank.
+With W = U S V^T and the rank r of the layers (method.lora.rank), A and B begin as A0 = sqrt(S_r / scaling) V_r^T and
+B0 = U_r sqrt(S_r / scaling), as in peft, and the frozen weight becomes W - scaling B0 A0. A0 and B0 are kept with A and B, sharded alike,
+and are part of each checkpoint: a resumed attempt subtracts the same product as the first attempt, and the export is an adapter of the
+original base with twice the rank.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ _INITIAL = "initial"
 # The name that peft gives an adapter.
 _ADAPTER = "default"
 # An exact decomposition takes twenty times as long (docs/design/speed.md) and is not needed: the model starts equal to its base
-# whatever the split. Each iteration multiplies the error by (s[2 rank + 1] / s[rank]) squared, where s are the singular values.
+# whatever the split. Each iteration multiplies the error by (s[2 r + 1] / s[r]) squared, where s are the singular values, and 2 r is the
+# size of the subspace: _OVERSAMPLING times r.
 _OVERSAMPLING, _ITERATIONS = 2, 16
 _SEED = 0
 
@@ -58,7 +60,7 @@ def check(model: nn.Module) -> None:
     """Check that the adapted weights of a model, also on the meta device, can be split.
 
     Raises:
-        RecipeRefusedError: two layers share a weight, or a weight has fewer singular values than the rank.
+        RecipeRefusedError: two layers share a weight, or a weight has fewer singular values than method.lora.rank.
     """
     names: dict[int, list[str]] = {}
     for name, weight in model.named_parameters(remove_duplicate=False):
@@ -116,7 +118,7 @@ def split_weights(model: nn.Module, world: World, resume: Callable[[nn.Module], 
 def convert_to_lora(model: Any, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return the weights of an adapter of the original base: A' = [A; A0], B' = [B, -B0], so that B' A' = B A - B0 A0.
 
-    Doubles rank and alpha in the configuration of the adapter. With the scale alpha / sqrt(rank), peft multiplies alpha by sqrt(2)
+    Doubles rank and alpha in the configuration of the adapter. With the scale alpha / sqrt(r), peft multiplies alpha by sqrt(2)
     instead, but `model.adapter: Continue` requires an integer alpha, so here B' is divided by sqrt(2).
 
     Args:
@@ -159,7 +161,7 @@ def _decompose(layers: list[Any], world: World) -> None:
         if rank == world.rank:
             own_weight = weight.t() if layer.fan_in_fan_out else weight
         del weight
-    # NB: in `agree`, because the timeout of collectives does not apply there.
+    # NB: in `agree`, a decomposition may take longer than the timeout of collectives.
     factors = world.agree(
         lambda: _compute_factors(own_weight, layers[world.rank]) if own_weight is not None else None
     )
@@ -173,7 +175,7 @@ def _decompose(layers: list[Any], world: World) -> None:
 
 
 def _compute_factors(weight: torch.Tensor, layer: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return A0 [rank, inputs] and B0 [outputs, rank] of a weight [outputs, inputs], fp32."""
+    """Return A0 [r, inputs] and B0 [outputs, r] of a weight [outputs, inputs], fp32."""
     left_vectors, singular_values, right_vectors = compute_truncated_svd(weight.float(), layer.r[_ADAPTER])
     root = (singular_values / layer.scaling[_ADAPTER]).sqrt()
     return root[:, None] * right_vectors.t(), left_vectors * root

@@ -21,11 +21,11 @@ _EIGHT_BIT_MOMENTS_BYTES = 2 * (1 + 4 / 256)
 # Activations that a layer keeps per token, in units of width x bytes per number, without attention weights (counted as in
 # Korthikanti et al., arXiv:2205.05198, table 2). Measured as the memory that a Llama's forward pass leaves allocated
 # (tests/unit/trainer/model/memory/test_estimate.py repeats it).
-# In widths of the model. With None, 11 widths were measured in fp32, and 13 in bf16, where norms compute in fp32.
+# In widths of the model. With None, 12 is between the 11 widths measured in fp32 and the 13 in bf16, where norms compute in fp32.
 _ATTENTION_WIDTHS = {"None": 12.0, "Selective": 5.0, "Full": 1.0}
 # In widths of the feed-forward layer.
 _FEED_FORWARD_WIDTHS = {"None": 4.0, "Selective": 1.0, "Full": 0.0}
-# Adapters add matrix products: with Selective, a planned Llama 3.1 8B keeps 6 widths of the model and 2 of the feed-forward layer.
+# Adapters add matrix products: with Selective, a planned Llama 3.1 8B keeps 5 + 1 widths of the model and 1 + 1 of the feed-forward layer.
 # With None, adapters save 4 widths of the model: the weights of norms are frozen, and their gradients would need fp32 numbers.
 _ADAPTER_ATTENTION_WIDTHS = {"None": -4.0, "Selective": 1.0, "Full": 0.0}
 _ADAPTER_FEED_FORWARD_WIDTHS = {"None": 0.0, "Selective": 1.0, "Full": 0.0}
@@ -210,12 +210,12 @@ class _Step:
 
     @property
     def embedding(self) -> int:
-        """Sharded parameters of the embedding."""
+        """Sharded parameters of the embedding: only trained ones if each rank holds all frozen weights."""
         return self.shape.embedding_trained if self.shape.unsharded else self.shape.embedding
 
     @property
     def output(self) -> int:
-        """Sharded parameters of the output layer."""
+        """Sharded parameters of the output layer, as in `embedding`."""
         return self.shape.output_trained if self.shape.unsharded else self.shape.output
 
     @property

@@ -93,7 +93,7 @@ def _suggest_optimizer(recipe: Recipe, fits: Callable[[Training], bool]) -> list
 
 
 def _with_default_optimizer(training: Training) -> Training:
-    """Return the hyperparameters with the optimizer's defaults, which adapters use."""
+    """Return the hyperparameters with the default optimizer: adapters may not support the optimizer of a Full run."""
     return training.model_copy(update={"optimizer": type(training.optimizer)()})
 
 

@@ -51,7 +51,7 @@ def fetch(
 
     def fetch_source() -> download.Source:
         options: dict[str, Any] = {"revision": spec.revision, "cache": Cache.of(spec), "field": field}
-        # Before the weights are fetched, which may be hundreds of GB.
+        # The config is fetched and checked first, since the weights may be hundreds of GB.
         config = download.fetch(spec.base, directory / "config", **options, without_weights=True)
         _check_base(spec, config, field)
         check(config.base)
@@ -205,6 +205,7 @@ def _find_replaced_weights(adapter: Path, config: Any) -> frozenset[str]:
     )
     # Layers of modulesToSave are copies, and do not replace the layers of the base.
     copied = tuple(config.modules_to_save or ())
+    # The names of low-rank weights remain, but no weight of the base has such a name.
     return frozenset(name for name in names if not name.rpartition(".")[0].endswith(copied))
 
 
