@@ -1,4 +1,4 @@
-"""The chart's defaults for fields that a FineTuneJob omits: storage, pods, queue, catalog, models, checkpoints."""
+"""The chart's defaults for fields that a FineTuneJob omits: storage, pods, queue, catalog, model cache, checkpoints."""
 
 from __future__ import annotations
 

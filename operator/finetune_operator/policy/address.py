@@ -12,8 +12,8 @@ from finetune_operator.settings import holds_password
 def find_passwords(tracking: Tracking | PromotionTracking) -> Iterator[str]:
     """A message for each address that contains a password: statuses and logs would show it."""
     public = tracking.public_url if isinstance(tracking, Tracking) else None
-    # NB: the addresses in a ModelPromotion are immutable, so the message asks for another object. A FineTuneJob fails for these mistakes, and
-    # the message of its failure ends in how to apply a corrected job.
+    # NB: the addresses in a ModelPromotion are immutable, so the message asks for another object. A FineTuneJob fails for these
+    # mistakes, and the message of its failure ends in how to apply a corrected job.
     where = "" if isinstance(tracking, Tracking) else " in a ModelPromotion with another name"
     for field, uri in (("uri", tracking.uri), ("registryUri", tracking.registry_uri), ("publicUrl", public)):
         if uri and holds_password(uri):

@@ -122,7 +122,10 @@ def _stop_before_workers(_signal: int, _frame: object) -> None:
 
 
 def _end_in_rendezvous() -> None:
-    """End a launcher that waits for other pods, from the thread of `on_sigterm`: during that wait, Python runs no signal handler."""
+    """End a launcher that waits for other pods; no work is lost.
+
+    The thread of `on_sigterm` calls this: Python runs no signal handler while the launcher waits.
+    """
     # If workers run, torchrun has replaced the handler, and passes the signal on to the workers.
     if signal.getsignal(signal.SIGTERM) is not _stop_before_workers:
         return
