@@ -19,8 +19,8 @@ refuses."""
 REQUIRED_BY_RULE = "x-required-by-rule"
 """Schema key of a model: required fields that `schema.structural` removes from `required`, because a CEL rule requires them."""
 OPERATOR_DEFAULT: dict[str, Any] = {"x-operator-default": True}
-"""Schema of a field whose default is not in the CRD: the operator applies it where neither the spec nor the chart sets the field.
-The description names the default."""
+"""Schema of a field whose default is not in the CRD, but in the description: the operator applies this default where neither the
+spec nor the chart sets the field."""
 
 Json = dict[str, Any]
 """A Kubernetes object, or a part of one, as plain JSON."""

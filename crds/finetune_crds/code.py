@@ -11,8 +11,8 @@ from finetune_crds.base import LIST_TYPE_SET, ApiModel, Name, VolumeName, rules
 from finetune_crds.env import LocalReference
 
 FULL_COMMIT = re.compile(r"[0-9a-fA-F]{40}([0-9a-fA-F]{24})?")
-"""Pattern of a full commit hash, SHA-1 or SHA-256. The operator does not have to resolve it at the server."""
-# NB: requirements become arguments of a container, in which Kubernetes expands $(NAME), so a requirement cannot contain a $.
+"""Pattern of a full commit hash, SHA-1 or SHA-256. Such a revision needs no request to the server."""
+# NB: requirements become arguments of a container, and Kubernetes expands $(NAME) in arguments. So a requirement cannot contain a $.
 _PACKAGE_NAME = "[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?( *[[][A-Za-z0-9._, -]*[]])?"
 _VERSIONS = "( *[(]?[<>=!~]=?[^@;$]*)?"
 _ADDRESS = " *@ *(git[+])?(https|file)://[^ @$]*(@[A-Za-z0-9._/-]+)?"

@@ -134,8 +134,8 @@ def document_models(definitions: Schema) -> None:
         definition.pop(REQUIRED_BY_RULE, None)
 
 
-# Schemas of the fields of an earlier version, by JSON type. NB: the API server checks types and unknown fields before rules. With
-# another type, or with fewer fields in an object, it would not return the message of the rule.
+# Schemas of the fields of an earlier version, by the JSON type that the field had. NB: the API server checks types and unknown fields
+# before rules. So a schema with another type, or an object's schema without the fields, would hide the message of the rule.
 _ANY_OBJECT: Schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
 _REFUSED_SCHEMAS: dict[str, Schema] = {
     "string": {"type": "string", "maxLength": 16384},
@@ -163,7 +163,7 @@ def _build_refused_field(field: ReplacedField) -> Schema:
 def _without_defaults(schema: Schema) -> Schema:
     """Return the schema without defaults. The operator fills them in when it reads the object, and the descriptions still name them.
 
-    NB: Argo CD compares a list as a whole. A default that the API server adds to an item is a difference from Git, which no
+    NB: Argo CD compares a list as a whole. A default that the API server adds to an item is a difference from Git that no
     sync removes.
     """
     remaining = {key: value for key, value in schema.items() if key != "default"}
@@ -185,7 +185,7 @@ def _build_status_schema(
     Args:
         schema: the schema of a field of the status.
         spec_descriptions: `_list_descriptions` of the spec. A field of the status with the same description does not repeat it.
-        parent: the name of this field.
+        parent: the name of the field that has `schema`.
     """
     remaining = {key: value for key, value in schema.items() if key != VALIDATIONS}
     if isinstance(remaining.get("items"), dict):

@@ -30,7 +30,7 @@ MethodType = Literal["Full", "LoRA", "QLoRA", "DoRA", "PrefixTuning", "PromptTun
 
 LOW_RANK_METHODS = ("LoRA", "QLoRA", "DoRA")  # train low-rank adapters
 SOFT_PROMPT_METHODS = ("PrefixTuning", "PromptTuning")  # train virtual tokens
-# The same as CEL lists.
+# The same methods, as CEL lists.
 _LOW_RANK_LIST = str([*LOW_RANK_METHODS])
 _SOFT_PROMPT_LIST = str([*SOFT_PROMPT_METHODS])
 DEFAULT_WARMUP_RATIO = 0.03
@@ -50,7 +50,7 @@ NEW_TOKENS_MESSAGES = {
 _PISSA_TYPE_MESSAGE = "lora.init PiSSA requires type LoRA: it changes the frozen weights, which QLoRA quantizes and DoRA normalizes"
 """Message of the rule that PiSSA requires method LoRA."""
 MAX_PISSA_RANK = 512
-"""Maximum rank with PiSSA. The registered adapter has twice the rank, which must not exceed the maximum of lora.rank."""
+"""Maximum rank with PiSSA. The rank of the registered adapter is twice as high, and must not exceed the maximum of lora.rank."""
 _PISSA_RANK_MESSAGE = (
     f"rank must be at most {MAX_PISSA_RANK} when init is PiSSA: the registered adapter has twice the rank"
 )

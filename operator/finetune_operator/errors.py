@@ -37,7 +37,7 @@ PROTOCOL_CODES = frozenset(
 )
 """Error codes in answers of MLflow and Databricks, from mlflow/protos/databricks.proto.
 
-NB: users name the servers, so conditions show only known error codes, and no other text of an answer.
+NB: users choose the servers, and any text can be in an answer. So conditions show these codes and no other part of an answer.
 """
 
 

@@ -101,7 +101,7 @@ def mounts(template: Json | None, container: str, *, but: Sequence[str]) -> list
 
 
 def is_below(path: str, mount: str) -> bool:
-    """Whether a path is a mount path, or below a mount path."""
+    """Whether a path is the mount path, or below it."""
     folder = mount.rstrip("/")
     return path == folder or path.startswith(f"{folder}/")
 

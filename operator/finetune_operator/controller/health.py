@@ -27,8 +27,8 @@ class Health:
 
     Attributes:
         why_not_electable: returns why this replica could not become the leader, or None.
-        last_list: when all resources were last listed; None before the first list.
-        last_attempt: when a list last ended, complete or not.
+        last_list: when a resync last listed all resources; None before the first.
+        last_attempt: when a resync last ended, complete or not; at first, the start of the process.
     """
 
     queues: Queues

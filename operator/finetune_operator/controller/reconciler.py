@@ -21,8 +21,8 @@ from finetune_operator.kube import KubeError
 # Delay of the next pass while another replica holds a Lease that this replica requires.
 BUSY_SECONDS = 1.0
 
-# By HTTP status (0: no response), the reason why a request to the API server failed, as a label of a metric. NB: the reasons in the
-# responses are not a fixed set, since webhooks add some.
+# By HTTP status (0: no response), the reason why a request to the API server failed, as a label of a metric. NB: not the reason in
+# the response: webhooks add reasons of their own, and the values of a label must be a fixed set.
 _REASON_BY_STATUS = {
     0: "ApiServerUnreachable",
     HTTPStatus.BAD_REQUEST: "Invalid",

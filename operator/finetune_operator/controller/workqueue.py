@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 _FIRST_BACKOFF_SECONDS = 0.5
 _MAX_BACKOFF_SECONDS = 60.0
-# Keeps the power finite; fewer doublings already exceed the maximum.
+# Keeps the power finite; fewer doublings already exceed the maximum backoff.
 _MAX_DOUBLINGS = 10
 
 
@@ -103,7 +103,7 @@ class WorkQueue:
         return len(self._ready)
 
     def oldest_age_seconds(self) -> float:
-        """The longest wait of a key for a worker, in seconds; 0 if no key waits. Scrapes call it in their own thread."""
+        """The longest wait of a key for a worker, in seconds; 0 if no key waits. A scrape of the metrics calls this in another thread."""
         # NB: a Python loop over the dict would fail if the event loop added a key meanwhile; a single call in C does not.
         added_at = tuple(self._added_at.values())
         return self.clock() - min(added_at) if added_at else 0.0

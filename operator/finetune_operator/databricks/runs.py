@@ -56,7 +56,8 @@ def submit(client: WorkspaceClient, submission: Submission, wheels: Path) -> str
     """Upload the wheel and the recipe, submit the run unless it was submitted before, and return its id.
 
     Raises:
-        ExternalError: the workspace cannot be reached, rejects the run permanently (RunRefused), or has no such volume.
+        ExternalError: the workspace cannot be reached, rejects the run permanently (RunRefused), or has no such volume; or the operator
+            has no wheel.
     """
     wheel = _upload_wheel(client, submission.volume, wheels)
     _upload(
@@ -84,7 +85,7 @@ def submit(client: WorkspaceClient, submission: Submission, wheels: Path) -> str
 
 
 def read(client: WorkspaceClient, run_id: str, folder: str) -> Run:
-    """The state of a run, with the progress or the report in its folder.
+    """The state of a run, with the progress or the report in its folder. A run that no longer exists has failed.
 
     Raises:
         ExternalError: the workspace cannot be reached, or does not let the operator read the run.
@@ -156,7 +157,7 @@ def _explain_failure(client: WorkspaceClient, run: jobs.Run) -> str:
         reason = termination.message
     elif termination and termination.code:
         reason = str(termination.code.value)
-    # NB: only a task has an output, and the run of a task has an id of its own.
+    # NB: the run itself has no output. Each of its tasks has one, under the id of the task's own run.
     for task in run.tasks or []:
         with translate_errors(client, "read the output of a run"):
             try:

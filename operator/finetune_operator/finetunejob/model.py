@@ -270,7 +270,7 @@ class SetAlias:
 
 @dataclass(frozen=True)
 class TagVersion:
-    """Set tags of a version of a registered model, in this order."""
+    """Set tags of a version of a registered model, in the order of `tags`."""
 
     model: str
     version: str
@@ -332,7 +332,7 @@ class Deletion:
     uid: str
     kind: str = "Job"
     frees_name: bool = False
-    """Delete a Job before its pods are deleted. The FineTuneJob's status names the Job, so its pods stay known."""
+    """Delete a Job before its pods are deleted. The FineTuneJob's status has the uid of the Job, so the operator still finds the pods."""
 
 
 @dataclass(frozen=True)
@@ -353,7 +353,7 @@ class Decision:
         apply: children to create or update.
         delete: children to delete.
         scaled: Jobs whose parallelism changes, each with this field alone.
-        sweep: whether to delete all Services, ConfigMaps and custom children too.
+        sweep: whether to delete all Services, ConfigMaps and custom children, in addition to `delete`.
         actions: writes to MLflow and Databricks.
         finalizer: whether the resource must have the operator's finalizer; None to leave it unchanged.
         dry_runs: objects to create as dry runs. If there are any, the decision is made again with the response, and replaces this decision.

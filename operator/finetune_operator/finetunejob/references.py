@@ -20,12 +20,13 @@ def is_unpinned(ftj: FineTuneJob) -> bool:
 def unpinned_aliases(ftj: FineTuneJob) -> dict[str, Aliased]:
     """The aliases whose versions a job lacks, by the field of `status.pinned`.
 
-    A job that has started lacks no version: its aliases were pinned, or its pods resolved them, as in earlier versions of the operator.
+    A job that has finished or is being deleted needs none. A job that has started lacks none: its aliases were pinned, or its pods resolved
+    them, as in earlier versions of the operator.
     """
     if ftj.spec is None or ftj.is_finished or ftj.deleting or ftj.status.start_time:
         return {}
     model, distillation = ftj.spec.model, ftj.spec.objective.distillation
-    # NB: `spec` has the version instead of an alias that is pinned.
+    # NB: in `spec`, the version has replaced each alias that is pinned.
     uris = {"base": model.base if model else None, "teacher": distillation.teacher if distillation else None}
     return {field: aliased for field, uri in uris.items() if (aliased := Aliased.parse(uri))}
 
@@ -59,7 +60,10 @@ def repository(ftj: FineTuneJob) -> Git | None:
 
 
 def repository_to_resolve(ftj: FineTuneJob) -> Git | None:
-    """The repository whose revision must be resolved; None without a repository, if the commit is known, or while the job does not run."""
+    """The repository whose revision must be resolved.
+
+    None without a repository, if the commit is known, or if the job is not accepted, has finished or is being deleted.
+    """
     git = repository(ftj)
     if git is None or ftj.status.code or ftj.is_finished or ftj.deleting:
         return None

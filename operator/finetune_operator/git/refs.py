@@ -23,7 +23,7 @@ _COMMIT = re.compile(rb"[0-9a-f]{40}([0-9a-f]{24})?")
 
 @dataclass(frozen=True)
 class Ref:
-    """The object that a name points at. `peeled`: the commit of an annotated tag. `target`: the branch that HEAD names."""
+    """What a name points at. `commit`: a commit or an annotated tag. `peeled`: the tag's commit. `target`: the branch that HEAD names."""
 
     commit: str
     peeled: str = ""

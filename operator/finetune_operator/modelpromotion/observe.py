@@ -241,7 +241,7 @@ class ModelPromotionObserver:
             return Endpoint(problem=error.problem)
 
     def _job(self, promotion: Promotion, spec: ModelPromotionSpec) -> SourceJob | None:
-        """The FineTuneJob that the source names, from the cache."""
+        """The FineTuneJob that the source names, from the store."""
         body = self.store.finetunejobs.get((promotion.namespace, spec.source.job_name))
         if body is None:
             return None
@@ -274,8 +274,8 @@ def _serving_outage_key(promotion: Promotion, backend: ServingBackend) -> Hashab
 def _is_settled(promotion: Promotion, spec: ModelPromotionSpec, model: RegisteredModel | None) -> bool:
     """Whether the alias points at the version in the status, and no move is in progress.
 
-    NB: another replica may have moved the alias and written the status after the model was cached here. With the cached model, this
-    would look like drift.
+    NB: another replica may have moved the alias and written the status after the model was cached here. With the cached model, that
+    move would look like drift.
     """
     status = promotion.status
     holder = model.holder(spec.alias) if model else None

@@ -47,7 +47,7 @@ def find_metastore(settings: Settings, secret: Mapping[str, str] | None, *, fetc
 
 def resolve_registry(settings: Settings, tracking: Json) -> str:
     """The registry of a promotion or of a FineTuneJob with this spec.tracking."""
-    # NB: another version of the operator may have accepted a spec that does not fit this version's schema.
+    # NB: another version of the operator may have accepted a spec that does not fit this version's schema. So this validates nothing.
     addresses = PromotionTracking.model_construct(
         uri=tracking.get("uri"), registry_uri=tracking.get("registryUri")
     )

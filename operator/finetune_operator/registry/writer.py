@@ -86,6 +86,7 @@ class AliasWriter:
     lease_seconds: int = _LEASE_SECONDS
     write_seconds: float = _WRITE_SECONDS
     _locks: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
+    """By Lease name: tasks of this process wait here for each other; the Lease would refuse the second."""
 
     def __post_init__(self) -> None:
         self._leases = Leases(

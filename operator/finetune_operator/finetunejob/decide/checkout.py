@@ -15,7 +15,8 @@ from finetune_operator.policy.result import Continue, Outcome, Stop
 def resolve(draft: Draft) -> Outcome:
     """Record the commit in the status, and end each pass until it is recorded. A recorded commit does not change.
 
-    If a pass continued before, a crash could leave a run or pods of one commit, and later a status with another commit.
+    If a pass went on without a recorded commit, a crash could leave an MLflow run or pods of one commit, and a later pass could record
+    another commit.
     """
     git = repository(draft.ftj)
     if git is None or draft.status.code:
@@ -26,7 +27,8 @@ def resolve(draft: Draft) -> Outcome:
     if revision is None or revision.problem:
         if revision and revision.problem:
             draft.set(ConditionType.CODE_RESOLVED, False, revision.problem.reason, revision.problem.message)
-        # The server is read outside the passes, only for jobs that an earlier pass accepted; its answer triggers the next pass.
+        # The server is read outside the passes, and its answer triggers the next pass. It is read only for a job that an earlier pass
+        # accepted, so a job that this pass accepted gets another pass soon.
         is_accepted = draft.ftj.holds(ConditionType.ACCEPTED)
         retry_seconds = revision.retry_seconds if revision else None
         draft.requeue_after(retry_seconds or (POLL_SECONDS if is_accepted else SOON_SECONDS))

@@ -147,7 +147,7 @@ def _wait_for_version(draft: Draft, mlflow: Mlflow | None, message: str) -> None
 
 
 def _restore_companions(draft: Draft) -> None:
-    """Create the ConfigMap again if somebody deleted it, once MLflow has responded: the recipe needs the version."""
+    """Create the recipe's ConfigMap again if somebody deleted it, once MLflow has responded: the recipe needs the version."""
     version = _observed_version(draft)
     if version:
         config_map = ("ConfigMap", names.evaluate_name(draft.ftj.name))

@@ -1,4 +1,4 @@
-"""Training: one Indexed Job for each attempt. If a rank fails, the whole gang ends and the next attempt resumes."""
+"""Training: one Indexed Job for each attempt. If a rank fails, all pods of the attempt (the gang) end, and the next attempt resumes."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def train(draft: Draft) -> Outcome:
         else:
             _start(draft, number, state)
         return Stop
-    # NB: the pass that created the Job may have ended before it wrote the status.
+    # NB: the pass that created the Job may have ended before it wrote the status, so this pass records the start too.
     _record_start(draft, number)
     # All pods of a queued Job have stopped.
     placed_pods = [] if isinstance(state, step_state.Queued) else state.pods

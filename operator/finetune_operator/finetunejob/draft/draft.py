@@ -61,7 +61,7 @@ class Draft(StatusBuilder[FineTuneJobStatus]):
     def poll(self) -> None:
         """Request a pass after the poll interval or, if the status has not changed for long, after a longer time.
 
-        For changes that no event brings: the progress in MLflow, and the Events about pods that wait.
+        For changes that no watch reports: the progress in MLflow, and the Events about pods that wait.
         """
         progress_time = self.status.progress.update_time if self.status.progress else None
         changes = [item.last_transition_time for item in self.ftj.status.conditions]

@@ -59,7 +59,7 @@ class PreparationReader:
         return await self._reads.read(ftj, login, run_id, partial(self._read, ftj, run_id))
 
     def forget(self, ftj: FineTuneJob) -> None:
-        """Discard the last answer: the run was written to, or the job was deleted."""
+        """Discard the last answer, if the run was written to, there is no run to follow, or the job was deleted."""
         self._reads.forget(ftj)
 
     async def submit(self, ftj: FineTuneJob, action: SubmitRun) -> str:

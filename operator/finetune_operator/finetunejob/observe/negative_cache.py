@@ -1,4 +1,4 @@
-"""A negative cache: the last refusal of each job. The question is asked again after a delay, which doubles with each refusal."""
+"""A negative cache: a job's question that was refused is asked again only after a delay, which doubles with each refusal."""
 
 from __future__ import annotations
 
@@ -47,6 +47,7 @@ class NegativeCache(Generic[Answer]):
         """Record a refusal, and return the seconds until the question is asked again."""
         before = self._refusals.pop(uid, None)
         # NB: jobs that are deleted while they wait may leave their refusal behind, so the number of refusals is limited.
+        # Without its refusal, a job only asks earlier.
         if len(self._refusals) >= _MAX_JOBS:
             self._refusals.clear()
         delay = min(before.delay * 2, self.max_delay_seconds) if before else _FIRST_SECONDS

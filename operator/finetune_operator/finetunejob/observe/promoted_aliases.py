@@ -24,6 +24,7 @@ def promoted_aliases(store: Store, settings: Settings, ftj: FineTuneJob) -> dict
         namespace, name = key
         body = store.promotions[key]
         spec = body.get("spec") or {}
+        # The index ignores case, but of the registries only Unity Catalog does.
         if not is_same_name(registry, str(spec.get("model")), registration.model):
             continue
         is_same_registry = resolve_registry(settings, spec.get("tracking") or {}) == registry

@@ -37,7 +37,7 @@ class _Query(NamedTuple):
 class Place(NamedTuple):
     """The key of an outage: the address of a server, or the address of a workspace and `reader`, the namespace/name of the Secret.
 
-    NB: a login to Databricks may involve another server, which only the Secret names.
+    NB: a login to Databricks may ask another server, which only the Secret names. So an outage counts only for jobs with that Secret.
     """
 
     address: str
@@ -48,7 +48,7 @@ def find_place(ftj: FineTuneJob, tracked: Tracked, uri: str) -> Place:
     """The place whose outages concern a question of a job.
 
     Args:
-        uri: address of the tracking server or of the registry; a workspace is both.
+        uri: address of the tracking server or of the registry; not used for a workspace, which is both.
     """
     if tracked.workspace is None:
         return Place(normalize_address(uri))
@@ -72,7 +72,8 @@ class RunPoller:
 
     def __post_init__(self) -> None:
         self.outages = Outages(self.pace.clock, self.settings.poll_seconds)
-        # NB: a read occupies no thread while it waits for the batch that includes its run.
+        # NB: a read occupies no thread while it waits for the batch that includes its run. So only its login and
+        # its questions take turns.
         self._reads = BackgroundReads[Mlflow | None](
             self.pace, MaxAge.of_polled(self.settings), takes_turns=False
         )
@@ -99,7 +100,7 @@ class RunPoller:
         self._reads.forget(ftj)
 
     async def tracked(self, ftj: FineTuneJob) -> Tracked | None:
-        """The tracking server and the registry of a job, with its credentials; None if it has no server.
+        """The tracking server and the registry of a job, with its credentials; None if the job has no server.
 
         Raises:
             ExternalError: the Secret with the credentials is missing, or the workspace does not accept them.
@@ -132,7 +133,7 @@ class RunPoller:
         if ftj.spec is None:
             return None
         try:
-            # NB: a slow login to a workspace occupies a thread.
+            # NB: a slow login to a workspace occupies a thread, so the login takes a turn too.
             async with self.pace.threads.turn(ftj.namespace, self.settings.servers(ftj.spec.tracking)):
                 tracked = await self.tracked(ftj)
             if tracked is None:
@@ -141,6 +142,7 @@ class RunPoller:
             run = await self._find_run(ftj, tracked, query.run_id)
             version = None
             if run and query.includes_version and registration:
+                # The recorded run registered the version; if that run was deleted, `run` is another one.
                 find_version = partial(_find_version, tracked, registration, query.run_id or run.run_id)
                 version = await self._ask_in_turn(ftj, tracked, server.registry_uri, find_version)
         except ExternalError as error:
@@ -195,6 +197,7 @@ def _ask_server(tracked: Tracked, question: Callable[[], Answer]) -> Answer:
     try:
         return question()
     except ExternalError as error:
+        # The workspace may no longer accept the token.
         tracked.refused(error)
         raise
 

@@ -73,7 +73,7 @@ def _build_service(draft: Draft) -> Json:
 
 
 def build_prepared_recipe(draft: Draft) -> JobRecipe:
-    """The recipe after the preparation: `data` names the output and, if the spec names no columns, the detected columns."""
+    """The recipe after the preparation: `data` names the prepared table and, if the spec names no columns, the detected columns."""
     ftj, data = draft.ftj, draft.status.data
     recipe = JobRecipe.of(ftj.reference, draft.spec)
     if data is None or data.path is None or recipe.data is None:
@@ -143,6 +143,7 @@ def failure_rules(fatal: list[int], *, has_queue: bool) -> list[Json]:
 
     NB: without a rule, a failed pod fails the gang too, because of backoffLimit 0. Unlike that limit, a rule also counts pods that a
     suspension of the Job stopped. Such pods end with EXIT_PREEMPTED, and their Job must keep its place in the queue.
+    So a Job in a queue has no rule for this exit code.
     """
 
     def on_exit_codes(codes: list[int]) -> Json:
@@ -169,6 +170,7 @@ def _build_pod_template(draft: Draft, attempt: int) -> Json:
         user=settings.pod_user,
         command=trainer.command or BUILT_IN_COMMAND,
         args=trainer.args,
+        # `login` already has what the pod needs from the Secret.
         secret=None if login else spec.tracking.secret_of_pods,
         contract_env=[
             *rendezvous.rendezvous_env(ftj, attempt, spec.distributed),

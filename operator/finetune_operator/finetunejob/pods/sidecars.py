@@ -53,7 +53,7 @@ def _has_failed(job_pods: Sequence[Json], container: str, now: datetime) -> bool
     if not failed:
         return False
     have_all_ended = len(pod_state.exits(job_pods, container)) == len(job_pods)
-    # NB: the end of a container whose state is lost (ContainerStatusUnknown) has no time.
+    # NB: the end of a container whose state is lost (ContainerStatusUnknown) has no time, so no wait can begin at it.
     failure_times = [ended.finished_at for ended in failed if ended.finished_at]
     if have_all_ended or not failure_times:
         return True

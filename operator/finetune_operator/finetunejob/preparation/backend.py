@@ -91,7 +91,7 @@ class Backend(Protocol):
     def stop(self, draft: Draft) -> str | None:
         """Stop what runs outside of Jobs, for a job that is suspended or has finished.
 
-        Returns what to wait for; None when everything has stopped. A backend does not read the spec here, which may be unreadable.
+        Returns what to wait for; None when everything has stopped. The spec may be unreadable here, so a backend does not read it.
         """
         return None
 

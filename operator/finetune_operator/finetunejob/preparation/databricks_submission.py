@@ -25,7 +25,7 @@ def find_login(ftj: FineTuneJob, settings: Settings) -> LocalReference | None:
 
 
 def find_named_login(spec: FineTuneJobSpec, settings: Settings) -> LocalReference | None:
-    """Return the Secret that a spec names, always as required: without an optional Secret, the run would use the chart's login."""
+    """Return the Secret that a spec names, always as required: if an optional Secret were missing, the run would use the chart's login."""
     databricks, tracking = find_databricks(spec), spec.tracking
     secret = databricks.secret_ref if databricks else None
     if secret is None and settings.on_databricks(tracking):

@@ -1,4 +1,4 @@
-"""spec.rollbackTo: move the alias at once, without gates, and hold it there while the field is set."""
+"""spec.rollbackTo: move the alias to the version that it names, without gates, and hold the alias there while the field is set."""
 
 from __future__ import annotations
 

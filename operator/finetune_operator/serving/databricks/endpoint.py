@@ -65,7 +65,7 @@ def _read_traffic(
         versions = [item.version for item in endpoint.served]
         return {version: parse_traffic(text, build_entity_name(version)) for version in versions}
     except (NotFound, PermissionDenied, ValueError) as error:
-        # Gates on these metrics become inconclusive, with a message about it.
+        # Without metrics, the gates on them are inconclusive, and their messages say so.
         log.warning("the metrics of endpoint %s cannot be read: %s", spec.endpoint, error)
         return {}
 
