@@ -1,7 +1,7 @@
 """Finds the part of a rendered conversation that the loss covers.
 
-The chat template marks it with {% generation %} blocks. For a template without them, an answer is what the template adds to the
-conversation before it.
+The chat template marks it with {% generation %} blocks. With a template without such blocks, an answer is what the template adds to the
+text of the conversation before the answer.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ def find_spans(
         day: the date with which `text` was rendered.
 
     Returns:
-        None: a template without {% generation %} blocks renders the conversation up to one of these turns differently if the
-        conversation continues.
+        None: one of these turns cannot be located with a template without {% generation %} blocks: the template refuses the conversation
+        up to the turn, renders it differently if the conversation continues, or does not begin the turn with its generation prompt.
 
     Raises:
         RowError: the template refuses the conversation, or it is unknown which block belongs to which turn.

@@ -162,7 +162,7 @@ def _write(entry: Path, key: Any, fill: Callable[[Path], None], *, alone: bool) 
 
 
 def _rename(partial: Path, entry: Path) -> None:
-    """Give a complete entry its name. A broken entry is removed only now, since another pod may have been reading its files."""
+    """Give a complete entry its name. Only now remove a broken entry, since another pod may have read its files meanwhile."""
     broken = partial.with_name(f"{partial.name}-broken")
     # Mostly, there is no broken entry.
     with suppress(FileNotFoundError):

@@ -23,7 +23,7 @@ _NOT_SENT = re.compile(r"not our ref|unadvertised object|reference is not a tree
 # What git prints if the server rejects the login, or requires one.
 _NO_LOGIN = re.compile(r"Authentication failed|could not read (Username|Password)|error: 40[13]\b")
 # What git prints if the server does not answer.
-# NB: the operator's installer of packages has the same expression, and neither can import the other.
+# NB: the operator's installer of packages has a copy of this expression, since neither can import the other. Change both.
 _AWAY = re.compile(
     r"Could not resolve|Failed (?:to )?connect to|Empty reply from server|Connection (?:timed out|reset|refused)|"
     r"Operation too slow|RPC failed; curl|early EOF|[Rr]ecv error|non-properly terminated|unexpected disconnect|"

@@ -79,7 +79,7 @@ def _build_recipe(path: Path, job: dict[str, Any]) -> Recipe:
         uid=_UID,
     )
     try:
-        # NB: the API server would refuse an unknown field.
+        # NB: unknown fields are forbidden, as the API server would refuse them.
         return Recipe.of(reference, FineTuneJobSpec.model_validate(job.get("spec") or {}, extra="forbid"))
     except ValidationError as error:
         where, what = first_mistake(error)

@@ -25,5 +25,6 @@ class AccountFiles(AzureBlobFileSystem):
 
     def do_connect(self) -> None:
         """Connect with the given login only."""
+        # By now, adlfs has filled missing options from the environment.
         self.__dict__.update(self._login)
         super().do_connect()

@@ -224,6 +224,7 @@ def take_step(
     """
     network.train()
     for batch in batches:
+        # Gradients accumulate in the shards, so only the last pass reduces them over the replicas.
         shard.set_replica_reduction(network, is_enabled=batch is batches[-1])
         loss, metrics = network(batch)
         optimizer.scale_loss(loss / max(count, 1.0)).backward()

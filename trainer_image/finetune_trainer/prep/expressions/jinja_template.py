@@ -69,6 +69,7 @@ class JinjaTemplate:
         """
         try:
             tree = _build_environment().parse(text)
+            # Compilation finds mistakes that parsing does not, such as an unknown filter.
             _compile(text)
         except TemplateSyntaxError as error:
             raise RecipeRefusedError(

@@ -31,7 +31,7 @@ def counts(row: Mapping[str, Any]) -> list[int]:
 
 
 def index(length: Column) -> Column:
-    """Return the number of the bin of a length: one less than the number of the length's binary digits, or the last bin's."""
+    """Return the number of the bin of a length: one less than the length has binary digits, but at most that of the last bin."""
     return sf.least(sf.length(sf.bin(length)) - 1, sf.lit(len(EDGES) - 1))
 
 

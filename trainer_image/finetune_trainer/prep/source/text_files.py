@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 _VALUE, _FILE, _BLOCK, _BYTES, _NUMBER, _REASON = "value", "file", "block", "bytes", "number", "reason"
-# A pointer of Git LFS is smaller. Source: git-lfs, docs/spec.md.
+# A pointer of Git LFS is smaller than this. Source: git-lfs, docs/spec.md.
 _POINTER_LIMIT_BYTES = 1024
 # White space of JSON.
 _JSON_BLANKS = " \t\r\n"
@@ -138,7 +138,8 @@ def _find_reason(kind: str) -> Column:
 def _find_line(lines: DataFrame, kind: str) -> tuple[int, str]:
     """Return the number of the first unreadable line of a file, from 1, and the reason.
 
-    NB: Spark reads the blocks of a large file in any order, but the lines of a block in order.
+    NB: Spark reads the blocks of a large file in any order, but the lines of a block in order. So the number is the count of the lines in
+    earlier blocks, and of the lines in the same block up to the unreadable one.
     """
     numbered = lines.select(
         _BLOCK,

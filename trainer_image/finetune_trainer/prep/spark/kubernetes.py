@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 API_SERVER = "https://kubernetes.default.svc"
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _TIMEOUT_SECONDS = 30
-# Settings that the recipe's conf may not have, with the field of the recipe that determines each.
+# Settings that the recipe's conf may not have, with the field of the FineTuneJob that determines each.
 FIELDS = {
     "spark.executor.instances": "data.prepare.spark.executors",
     "spark.executor.cores": "data.prepare.spark.executorCores",
@@ -157,7 +157,7 @@ def build_executor_settings(spark: Spark, *, jars: Path, options: str) -> dict[s
         "spark.executor.extraClassPath": f"{jars}/*",
         "spark.executor.extraJavaOptions": options,
         "spark.executorEnv.TOKENIZERS_PARALLELISM": "false",
-        # NB: a pod that a quota rejects counts as a failed executor. Spark retries without limit, and the operator reports the rejection.
+        # NB: a pod that a quota rejects counts as a failed executor. So Spark retries without limit; the operator reports the rejection.
         "spark.executor.maxNumFailures": str(2**31 - 1),
         # With the settings below, Spark manages only pods, and its ServiceAccount needs no other rights.
         "spark.kubernetes.executor.disableConfigMap": "true",
@@ -197,7 +197,7 @@ def delete_executors(
         url, method="DELETE", headers={"Authorization": f"Bearer {token}", "Accept": "application/json"}
     )
     tls_context = ssl.create_default_context(cafile=os.fspath(account / "ca.crt"))
-    # NB: the proxy in the pod's environment variables is for servers outside the cluster.
+    # NB: no proxy: the one in the pod's environment variables is for servers outside the cluster.
     opener = urllib.request.build_opener(
         urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=tls_context)
     )

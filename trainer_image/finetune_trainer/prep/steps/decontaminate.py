@@ -1,7 +1,7 @@
 """Drops examples that share a run of words with an evaluation set.
 
-The rule comes from GPT-3 (Brown et al. 2020, appendix C), which EleutherAI's lm-evaluation-harness follows: a run of 13 words,
-in lower case and without punctuation; a shorter text of at least 8 words is one run. Which examples are dropped depends on their texts
+The rule is that of GPT-3 (Brown et al. 2020, appendix C) and of EleutherAI's lm-evaluation-harness: a run of 13 words, in lower case
+and without punctuation; a shorter text of at least 8 words is one run. Which examples are dropped depends on their texts
 and the evaluation sets alone.
 """
 
@@ -44,7 +44,7 @@ TEXT = "said"
 """Column with the text that is compared: the texts of an example, one after the other."""
 _ID = "id"
 _FIELD = "data.prepare.decontaminate.sources"
-# The name of a set, the hash of a run of words, its number of words, and the hashes of an example's runs.
+# Columns: the name of a set, the hash of a run of words, the number of the run's words, and the hashes of an example's runs.
 _SET, _GRAM, _WORDS, _GRAMS = "set", "gram", "words", "grams"
 # How many runs of words, of all evaluation sets, each executor keeps in memory; more are joined by a shuffle.
 _MAX_RUNS_IN_MEMORY = 2_000_000
@@ -161,7 +161,7 @@ def _read_samples(frame: DataFrame, hits: DataFrame, limit: int) -> list[str]:
 def _measure_runs(
     evaluation_runs: DataFrame, sets: Sequence[EvaluationSet], decontaminate: Decontaminate
 ) -> tuple[list[int], int]:
-    """Return the numbers of words of the runs of all sets, and the number of runs."""
+    """Return the lengths in words that runs of the sets have, and the number of runs; raise DataError for a set without runs."""
     rows = evaluation_runs.groupBy(_SET, _WORDS).count().collect()
     for evaluation_set in sets:
         if not any(row[_SET] == evaluation_set.source.name for row in rows):
@@ -207,6 +207,7 @@ def _list_texts_by_column(evaluation_set: EvaluationSet) -> dict[str, Column]:
     fields = {
         field.name: field.dataType
         for field in evaluation_set.corpus.frame.schema.fields
+        # A written column repeats the values of another column.
         if not plain_text.is_written(field.name)
     }
     texts_by_column = {

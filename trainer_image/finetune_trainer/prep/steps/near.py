@@ -45,11 +45,11 @@ _CLUSTER_SCHEMA = f"{_ID} string, {_FIRST_ID} string, {_CLOSEST_ID} string, {_SI
 # Each example of a band (`sketch.Banding`) is compared with the first examples of the band, and with the examples just before it. So
 # the number of pairs grows with the number of examples, not with its square.
 _MAX_FIRST_PARTNERS, _MAX_PRECEDING_PARTNERS = 8, 8
-# Maximum number of examples of one band that are compared; a larger band comes from text that half of the corpus shares.
+# Maximum number of examples of one band that are compared, those with the least ids; `Clusters.crowded` reports a larger band.
 _MAX_BAND_SIZE = 50_000
 # Separates the bands of bad answers from the bands of good answers.
 _BAD_ANSWER_MASK = np.uint64(0x9E3779B97F4A7C15)
-# The hashes of a batch fit into the processor's cache.
+# So few that the hashes of a batch fit into the processor's cache.
 _TEXTS_PER_BATCH = 500
 
 
@@ -155,7 +155,7 @@ def remove_near_duplicates(
         else {"": sum((size - 1) * clusters for size, clusters in sizes.items())}
     )
     sources = {name: Source(number, dropped.get(name, 0)) for name, number in sorted(examples.items())}
-    # NB: rows that count twice because an executor was lost cannot change a maximum.
+    # NB: rows that count twice because an executor was lost cannot change a maximum, so it need not be counted again.
     largest_band = bands.read(again=False)["largest"] or 0
     crowded = largest_band if largest_band > _MAX_BAND_SIZE else 0
     clusters = Clusters(sizes, sources, _list_pairs(frame, duplicates, characters), crowded)
@@ -325,7 +325,7 @@ def find_components(starts: Longs, ends: Longs, size: int) -> Longs:
         np.minimum.at(label, ends, before[starts])
         # The node that was a node's label gets that node's new label, if that is less.
         np.minimum.at(label, before, label)
-        # A label is replaced by the label of its node, which halves the paths each time.
+        # Each label is replaced by the label of the node that it names. This halves the paths each time.
         label = label[label]
         if np.array_equal(label, before):
             return label

@@ -59,7 +59,7 @@ class Allowlist(NamedTuple):
 class SecretRule(NamedTuple):
     """The pattern of a service's secrets.
 
-    group: the group with the secret; 0: the first group that matches, or the whole match if there are no groups.
+    group: the group with the secret; 0: the first group that matches, or the whole match if no group matches.
     entropy: minimum entropy of a secret, in bits per character.
     """
 

@@ -30,7 +30,7 @@ def run_on_leader(call: Callable[[], None], world: World, group: dist.ProcessGro
             call()
         except SupersededError as error:
             superseded = error.message
-        except Exception as error:  # noqa: BLE001 - raised on all ranks
+        except Exception as error:  # noqa: BLE001 - reported on all ranks
             storage_error = filesystems.describe_failure(error)
             unexpected = error if storage_error is None else None
     shared = [storage_error, superseded, None if unexpected is None else repr(unexpected)]

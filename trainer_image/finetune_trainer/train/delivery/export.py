@@ -71,7 +71,7 @@ def gather_weights(model: nn.Module, source: Path, recipe: Recipe, world: World)
         world: the ranks.
     """
     dtype = _read_dtype(source, recipe) if recipe.method.type == "Full" else torch.float32
-    # NB: left out: save_pretrained would recognize tied weights only by shared memory, which gathered weights do not have.
+    # NB: tied weights are left out: save_pretrained would recognize them only by shared memory, which gathered weights do not have.
     tied = base_of(model).all_tied_weights_keys
     is_kept_in_fp32 = load.fp32_name_filter(base_of(model), dtype)
     gathered: dict[str, torch.Tensor] = {}

@@ -30,7 +30,7 @@ MESSAGES = "messages"
 PROMPT = "prompt"
 """The name of the input of a model that takes prompts, if the prompt is not a column of the data."""
 MAX_NEW_TOKENS = 256
-"""The most tokens of an answer, unless a request sets it. Source: transformers, TextGenerationPipeline."""
+"""The most tokens of an answer, unless a request sets another limit. Source: transformers, TextGenerationPipeline."""
 # Settings of transformers' GenerationConfig and their types in MLflow.
 _SETTINGS = {
     "max_new_tokens": "long",
@@ -173,9 +173,10 @@ def _get_answer_text(answer: str | _Messages) -> str:
 def infer_signature(examples: Examples) -> ModelSignature:
     """Infer the signature from examples.
 
-    For prompts, input and output are one text column each. For conversations the signature is MLflow's for a chat model, which also has the
-    optional columns that clients of an endpoint send. If messages of the data do not fit this signature, for example because they have
-    other fields, the type inferred from the data replaces its type of messages. Both signatures have the same parameters.
+    For prompts, input and output are one text column each. For conversations, the signature is that of MLflow's chat models. Besides
+    the messages, it has the optional columns that clients of an endpoint send. If messages of the data do not fit this signature, for
+    example because they have other fields, the type inferred from the data replaces its type for messages. Both
+    signatures have the same parameters.
     """
     from mlflow import models
     from mlflow.models import ModelSignature

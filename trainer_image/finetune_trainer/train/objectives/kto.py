@@ -83,7 +83,7 @@ class Kto(ReferenceObjective):
 def _average_over_ranks(values: torch.Tensor) -> torch.Tensor:
     """Return the mean of a vector over its numbers on all ranks, a scalar; all ranks call this together."""
     summed = torch.stack([values.sum(), values.new_full((), len(values))])
-    # NB: a rank without a batch in this pass takes part too.
+    # NB: a rank without a batch in this pass takes part too, with no numbers.
     if dist.is_initialized():
         dist.all_reduce(summed)
     return summed[0] / summed[1].clamp(min=1)

@@ -269,7 +269,7 @@ def _compare(network: Network, device: torch.device, *, is_packed: bool, is_eage
         row_length = single_documents.input_ids.shape[1]
         return network.head.compute_logits(hidden), reference_logits[:, -row_length:].float()
 
-    # NB: some models draw random numbers in evaluation too.
+    # NB: some models draw random numbers in evaluation too, and the check must not change those of the training.
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         with network.no_grad_forward(compute_both):
             logits, reference = network(probe.build_batch(training_documents, rows, device))
@@ -300,7 +300,7 @@ def _relative_difference(logits: torch.Tensor, reference: torch.Tensor) -> float
     logits = logits - logits.mean(-1, keepdim=True)
     reference = reference - reference.mean(-1, keepdim=True)
     shares = (logits - reference).norm(dim=-1) / reference.norm(dim=-1)
-    # Not the maximum: near-ties of a router may change the experts of single tokens. NB: the quantile of NaN and numbers is NaN.
+    # Not the maximum: near-ties of a router may change the experts of single tokens. NB: with one NaN, the quantile is NaN too.
     return float(shares.quantile(0.75))
 
 

@@ -56,7 +56,7 @@ def isolate(model: PreTrainedModel, *, card: Card | None, half: bool, soft_promp
     if card:
         # NB: the kernel of GPUs requires values as wide as keys.
         unsupported_options.append("v_head_dim")
-    # NB: models with attention sinks or soft caps do not support SDPA.
+    # NB: this excludes models with attention sinks or soft caps: they do not support SDPA.
     is_plain = model._supports_sdpa and not any(getattr(config, name, None) for name in unsupported_options)  # noqa: SLF001
     is_isolated = (
         is_plain
@@ -164,7 +164,7 @@ def isolated_attention(
         sliding_window: tokens that a token attends to, itself included; None: no limit.
         cu_seqlens: where each document begins in the flattened rows, int32 [documents + 1].
         max_seqlen: tokens in the longest document.
-        gpu: whether to use the kernel of GPUs, which a plan calls on fake tensors.
+        gpu: whether to use the kernel of GPUs; without a GPU, a memory plan calls it on fake tensors.
 
     Returns:
         [rows, length, heads, size], and None: attention weights are not computed.

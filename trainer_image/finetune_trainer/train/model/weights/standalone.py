@@ -48,7 +48,7 @@ def save(model: Any, folder: Path, source: Path, **options: Any) -> None:
     """
     from transformers import GenerationConfig
 
-    # NB: transformers refuses to write some of the generation configs that it reads.
+    # NB: transformers refuses to write some of the generation configs that it reads, so the file of the base is copied instead.
     model.generation_config = GenerationConfig.from_model_config(model.config)
     model.save_pretrained(folder, max_shard_size=_MAX_SHARD_SIZE, **options)
     generation_config = source / _GENERATION
@@ -81,7 +81,8 @@ class Standalone:
         adapter_names: frozenset[str] = frozenset(),
     ) -> None:
         self._source = source
-        # The tensors in the files by their names there, and the values of parameters and buffers by their names in the model.
+        # `_files`: the tensors in the files, by their names in the files. `_parts`: the values of parameters and buffers, by their names
+        # in the model.
         self._files = stored_tensors.open_tensors(source)
         self.model: PreTrainedModel = load.load_unsharded(spec, source, device="meta")
         self._parts = stored_tensors.map_layout(self.model, self._files).parts
@@ -184,7 +185,7 @@ class Standalone:
         tuner = adapted.base_model
         tuner._check_merge_allowed()  # noqa: SLF001 - peft's merge_and_unload begins with it
         for name, module in tuner.model.named_modules():
-            # A layer inside a layer of the adapter is merged with it.
+            # A layer inside a layer of the adapter is merged with the outer layer.
             is_inside = any(name.startswith(f"{layer}.") for layer in self._layers)
             is_adapted = hasattr(module, "unload_and_optionally_merge_module") or hasattr(
                 module, "base_layer"
