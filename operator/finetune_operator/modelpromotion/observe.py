@@ -171,6 +171,7 @@ class ModelPromotionObserver:
         """After a write, remove the model from the cache, and ignore the results of reads that have already started."""
         self._written = next(self._numbers)
         for key in [*self._models]:
+            # Only Unity Catalog ignores case; elsewhere, a model is at most read once more.
             if (key.registry_uri, key.model.casefold()) == (registry_uri, model.casefold()):
                 del self._models[key]
 

@@ -57,6 +57,7 @@ def unmounted_paths(spec: FineTuneJobSpec) -> list[str]:
 
 
 def _is_mounted(path: str, template: Json | None) -> bool:
+    # Volumes of every kind count.
     return any(is_below(path, mount) for mount in mounts(template, MAIN_CONTAINER, but=()))
 
 

@@ -86,7 +86,7 @@ def _expect_revision(draft: Draft, endpoint: Endpoint) -> None:
     is_configuring = any(isinstance(item, ConfigureEndpoint) for item in draft.actions)
     if status.change is not None:
         if not is_configuring and status.change.revision == endpoint.revision:
-            # The recorded change was not requested yet; a later pass records it again with the new revision.
+            # The recorded change was not requested yet: its revision is still current. A later pass records it with the new revision.
             update_status(draft, change=None)
     elif status.settings is not None and not endpoint.failed and not endpoint.updating:
         # NB: during a failed or current change of another client, the record would claim that change for the operator.

@@ -286,6 +286,7 @@ def _build_scoring_settings(
     recipe: Recipe, flavor: dict[str, Any], base: Origin | None, examples: signature.Examples
 ) -> dict[str, Any]:
     """Return the settings of the served model, which `scoring` describes."""
+    # With `model_binary`, the version contains the base, or a standalone model.
     external_base = base if "model_binary" not in flavor else None
     return {
         "input": examples.input,

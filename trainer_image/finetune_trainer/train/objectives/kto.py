@@ -60,6 +60,7 @@ class Kto(ReferenceObjective):
         weight = good * good_weight + (1 - good) * bad_weight
         value = torch.sigmoid(sign * self.beta * (gains - divergence))
         slope = -weight * sign * self.beta * value * (1 - value)
+        # The second documents only enter z, which has no gradient.
         loss = answers.with_gradient(
             (weight * (1 - value)).sum(), torch.stack([slope, torch.zeros_like(slope)], dim=-1)
         )
