@@ -24,7 +24,7 @@ _HAS_THREE_LEVELS = "matches('^[^. ]+[.][^. ]+[.][^. ]+$')"
 
 
 def _address(pattern: str, sentence: str) -> Any:
-    """Return the field of an address whose whole text matches a pattern."""
+    """Return a field for an address: a rule with the message `sentence` requires that its whole text matches the pattern."""
     return Field(json_schema_extra=rules((f"self.matches('^{pattern}$')", sentence)))
 
 

@@ -40,8 +40,8 @@ Conditions = Annotated[
 ]
 
 
-# The observedGeneration of a new resource. NB: kstatus considers a resource without conditions finished, unless observedGeneration
-# differs from the generation.
+# The observedGeneration of a new resource: no generation has this number. NB: kstatus considers a resource without conditions finished,
+# unless observedGeneration differs from the generation.
 UNSEEN = -1
 ObservedGeneration = Annotated[int, Field(ge=UNSEEN)]
 

@@ -26,7 +26,7 @@ def jvm_memory(quantity: str) -> str:
     """Format a quantity for the JVM: in KiB, rounded down.
 
     Raises:
-        KeyError, ValueError: the text is not a quantity. The schema refuses such a recipe.
+        KeyError, ValueError: the text is not a quantity, which the schema of a recipe already refuses.
     """
     number = quantity.rstrip("kMGTi")
     unit = quantity[len(number) :]

@@ -156,13 +156,14 @@ class Serving(ApiModel):
 
     model_config = ConfigDict(
         json_schema_extra=rules(
+            # An object with `databricks.endpoint` passes this rule: that field has its own rule, whose message names the new field.
             (
                 "has(self.endpoint) || (has(self.databricks) && has(self.databricks.endpoint))",
                 "endpoint is required: set it to the name of the endpoint",
                 ".endpoint",
             ),
-            # An object can have fields that an earlier version stored, and that the operator ignores. Whoever sets `endpoint` must
-            # move their values too, which would otherwise be lost silently.
+            # An existing object can have the two fields below, which an earlier version stored and the operator now ignores. Whoever
+            # sets `endpoint` must also move or remove these fields, so that no setting is lost silently.
             (
                 "!has(self.endpoint) || !has(self.databricks) || !has(self.databricks.canary)",
                 "serving.databricks.canary was replaced by serving.canary: move it",

@@ -202,7 +202,7 @@ class Operator:
             namespaces=list(self.settings.namespaces),
             stop_flag=stop,
         )
-        # In place of kopf's own handler: the Lease is released before the watches end.
+        # In place of kopf's own handlers, which would end the watches before the Lease is released.
         for name in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(name, self.terminated.set)
         await kopf.run_tasks(tasks, ignored=before)

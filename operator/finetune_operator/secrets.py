@@ -67,7 +67,7 @@ async def read(
 
 
 def build_key(secret: Mapping[str, str] | None) -> Hashable:
-    """A cache key for credentials, which changes when the credentials are corrected."""
+    """A cache key that changes when the credentials are corrected."""
     return None if secret is None else frozenset(secret.items())
 
 

@@ -116,7 +116,7 @@ class Leases:
             return None
 
     async def _take_over(self, body: Json) -> HeldLease:
-        """Replace the existing Lease if its holder has let it expire."""
+        """Replace the existing Lease if its holder has let it expire; create the Lease if it was deleted meanwhile."""
         name = body["metadata"]["name"]
         current = await self.kube.get("Lease", self.namespace, name)
         if current is None:

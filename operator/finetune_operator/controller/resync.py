@@ -55,7 +55,8 @@ class Resync:
         """Wait for a list that begins after this call.
 
         NB: the lists and watches of two kinds have no common order. With an older list, a new leader could know the status that the old
-        leader wrote, and not the Job that the old leader had created before: the new one would start the next attempt beside that Job.
+        leader wrote, but not the Job that the old leader had created before that write. The new leader would then start the next attempt
+        beside that Job.
         """
         number = self._begun + 1
         self._is_requested.set()
@@ -71,7 +72,7 @@ class Resync:
         try:
             await self._list()
         finally:
-            # Also after a failure: the objects that were listed before it are in the store, so their watch events queue nothing.
+            # Also after a failure: what was listed before the failure is in the store, so watch events about it would queue nothing.
             if self.queues.is_open:
                 self.queue_all()
         self.health.last_list = self.health.last_attempt = self.health.clock()
@@ -79,7 +80,7 @@ class Resync:
         self._listed.set()
 
     async def _list(self) -> None:
-        # NB: children first. For a job without its children in the store, the operator would create them again.
+        # NB: KINDS begins with the children: the operator would create them again for a job that is in the store without them.
         for kind in KINDS:
             selector = {"labelSelector": names.LABEL_UID} if kind in CHILDREN else {}
             lists = [

@@ -51,6 +51,7 @@ class Repository:
         for name in _list_candidates(revision):
             ref = refs.get(name)
             if ref:
+                # An annotated tag has a peeled commit, and HEAD has a branch as its target.
                 return Resolved(ref.peeled or ref.commit, _parse_branch(ref.target or name))
         remedy = (
             f"if {revision} is an abbreviated commit, create a FineTuneJob with another name, and set its "

@@ -25,7 +25,7 @@ from finetune_operator.mlflow.client import (
 from finetune_operator.mlflow.model import Run
 
 _USER = "finetune-operator"
-# The ids that MLflow allows. NB: statuses show them, and a user may name the server, so they are checked.
+# The ids that MLflow allows. NB: ids from a server that a user names are shown in statuses, so each id is checked.
 _RUN_ID = re.compile(r"[A-Za-z0-9][\w-]{0,255}", re.ASCII)
 _EXPERIMENTS_PER_PAGE = 1000
 _EXPERIMENTS_PER_SEARCH = 200

@@ -87,7 +87,10 @@ class MlflowRegistry:
             )
 
     def find_version(self, name: str, run_id: str, aliases: Iterable[str]) -> RegisteredVersion | None:
-        """The version that a run registered, the newest if there are several, with its tags, and which of `aliases` point at it."""
+        """The version that a run registered, with its tags, and which of `aliases` point at it.
+
+        Of several versions, the newest; None if the run has no complete version of this name.
+        """
         client = self._registry_client
         with client.parsing_answer():
             # NB: a model's name may contain quotes, which the filter's grammar cannot express, so the names are compared here.

@@ -110,7 +110,7 @@ def _was_accepted(draft: Draft) -> bool:
 
 
 def permanent_mistakes(ftj: FineTuneJob) -> list[str]:
-    """List the mistakes in immutable fields that no values of the chart can correct."""
+    """List the mistakes in immutable fields that no values of the chart can correct; empty if the spec cannot be read."""
     if ftj.written is None:
         return []
     spec = resolve(ftj.written, namespace=ftj.namespace, name=ftj.name, earlier=None, defaults=Defaults())

@@ -19,7 +19,7 @@ from finetune_crds.evaluation import (
 )
 from finetune_operator.text import shorten
 
-# Tags that the trainer and the operator write begin with one of these.
+# Tags of the trainer and the operator begin with one of these. Metrics become tags too, so their names must begin otherwise.
 _RESERVED_PREFIXES = ("finetune_", "promoted_")
 # Metrics beyond this number are only counted in the message.
 _MAX_METRICS_IN_MESSAGE = 8
@@ -97,7 +97,7 @@ def _quote(text: str) -> str:
 
 
 def version_tags(evaluation: EvaluationStatus) -> dict[str, str]:
-    """The tags of the version. The digest comes last, so a version with a digest has all its metrics."""
+    """The tags of the version, in the order in which they are set: a version with the digest, the last tag, has all its metrics."""
     metrics = {name: f"{value:.15g}" for name, value in mlflow_metrics(evaluation).items()}
     return {**metrics, contract.TAG_EVALUATION_DATA: evaluation.digest}
 

@@ -16,7 +16,10 @@ from finetune_operator.policy.result import Continue, Outcome, Stop
 
 
 def pin_versions(draft: Draft) -> Outcome:
-    """End each pass until the status has the version of each alias. A recorded version stays; the next pass has it in the spec."""
+    """End each pass until the status has the version of each alias, unless the job is suspended or has no MLflow server.
+
+    A recorded version stays; the next pass has it in the spec.
+    """
     aliases = {} if draft.spec.suspend else unpinned_aliases(draft.ftj)
     if not aliases:
         return Continue

@@ -1,7 +1,7 @@
 """The usage of a job: the running time of its pods, and that time multiplied by their GPUs.
 
-The status has a sum for each batch Job, and the time up to which its pods are counted. Each pass adds their running time after that.
-So a pod is counted once, even if the operator restarts, and the replacement of a deleted pod is counted too.
+The status has a sum for each batch Job, and the time up to which its pods are counted. Each pass adds the pods' running time after
+that time. So no time is counted twice, even if the operator restarts, and the replacement of a deleted pod is counted too.
 """
 
 from __future__ import annotations
@@ -165,6 +165,7 @@ def running_span(pod: Json) -> Span | None:
     if start is None:
         return None
     if not children.is_alive(pod):
+        # A pod whose end is unknown counts as zero seconds.
         return Span(start, _end_time(status) or start)
     return Span(start, children.find_deletion_request_time(pod))
 

@@ -44,9 +44,9 @@ class _Answer(NamedTuple):
 
 @dataclass
 class DryRunner:
-    """Makes dry runs. When the spec changes, the dry run is repeated; a refused dry run is also repeated after a delay.
+    """Makes dry runs. An acceptance is stored until the spec changes, and a refusal until the spec changes or a delay is over.
 
-    Any other answer, for example an exceeded quota, is not stored.
+    Any other answer, for example an exceeded quota, is not stored: the next pass asks again.
 
     Attributes:
         clock: monotonic seconds.
@@ -62,7 +62,8 @@ class DryRunner:
     async def run(self, ftj: FineTuneJob, bodies: Sequence[Json]) -> DryRunAnswer:
         """The API server's answer for a job; after a refusal, the same answer until the delay is over.
 
-        NB: the status of a job without a preparation does not record that its pods were accepted, so each pass asks while the job waits.
+        NB: the status of a job without a preparation does not record that its pods were accepted, so each pass calls this while the job
+        waits.
         """
         accepted = self._accepted.get(ftj.uid)
         if accepted and accepted.generation == ftj.generation:

@@ -30,7 +30,7 @@ _NODE_DELETED = "DeletionByPodGC"
 
 # The main containers of the operator's pods. The pods of Spark's executors have other containers.
 _MAIN = (names.PREP_CONTAINER, names.TRAINER_CONTAINER, names.EVALUATE_CONTAINER)
-# By main container: the init containers of the operator that have its limits.
+# By main container: the operator's init containers, which get the limits of that main container.
 _INIT_CONTAINERS_OF = {
     names.TRAINER_CONTAINER: (names.CHECKOUT_CONTAINER, names.DEPENDENCIES_CONTAINER),
     names.EVALUATE_CONTAINER: (names.FETCH_CONTAINER,),
@@ -195,7 +195,7 @@ def _exit(pod: Json, container: str) -> Exit | None:
 def find_deleted_pod(ends: Sequence[Exit]) -> Exit | None:
     """The pod that somebody deleted while all main containers ran; None without such a pod. An evicted or preempted pod does not count.
 
-    NB: once a container has ended, the Job controller deletes the other pods, so a later deletion is not the cause.
+    NB: once a container has ended, the Job controller deletes the other pods, so a deletion after the first end is not the cause.
     """
     end_times = [datetime.fromisoformat(item.finished_at) for item in ends if item.finished_at]
     if not end_times:
@@ -211,7 +211,7 @@ def find_deleted_pod(ends: Sequence[Exit]) -> Exit | None:
 def _is_outlived(status: Json, *, failed: bool) -> bool:
     """Whether another container keeps a pod running, or made it fail, after the main container ended.
 
-    NB: init containers that restart (sidecars) end with the main container, and how they end does not matter.
+    NB: init containers that restart (sidecars) do not count: they end with the main container, and how they end does not matter.
     """
     states = [item.get("state", {}) for item in status.get("containerStatuses") or []]
     runs = status.get("phase") == "Running" and any("terminated" not in state for state in states)
@@ -306,6 +306,7 @@ def find_loss(
             return LastFailure(
                 pod=pod["metadata"]["name"],
                 node=_node(pod),
+                # With one rank per node, the rank is the node rank.
                 rank=children.node_rank(pod) if ranks_per_node == 1 else None,
                 reason=_NODE_LOST,
                 message=describe_lost_pod(pod),
@@ -318,7 +319,6 @@ def _failure(cause: Exit, container: str, attempt: int, ranks_per_node: int, use
     error = cause.message.error if cause.message else None
     message = error.message if error else _tail(cause.text)
     rank = error.rank if error else None
-    # With one rank per node, the rank is the node rank.
     if rank is None and cause.node_rank is not None and ranks_per_node == 1:
         rank = cause.node_rank
     return LastFailure(

@@ -185,7 +185,7 @@ def classify_step(draft: Draft, step: Step) -> StepState:
         return Succeeded(job, pods, succeeded) if succeeded else ResultLost(job, pods)
     condition = sidecars.find_failure(job, pods, step.container, draft.now)
     stopping_pods = _find_stopping_pods(job, pods)
-    # NB: while a suspension stops the pods, the failure of a container is not a failure of the Job, unless the Job itself has failed.
+    # NB: the condition is empty if only a container has failed. Such a failure counts only if no suspension stops the pods.
     if condition or (condition is not None and not stopping_pods):
         return Failed(job, pods, ends, condition, _find_failure(pods, step))
     loss = pod_state.find_loss(pods, draft.now, attempt=step.attempt, ranks_per_node=step.ranks_per_node)
@@ -234,8 +234,8 @@ def has_completed(draft: Draft, step: Step) -> bool:
 def clear_name(draft: Draft, state: Absent) -> str | None:
     """Make the name of the Job available again, for a step that always uses the same name.
 
-    An old Job that is being deleted keeps the name while its pods are lost. Returns what must disappear before the new Job can be created,
-    to follow "waits for": the old Job, or pods of earlier Jobs; None if the new Job can be created.
+    A Job that is being deleted keeps the name as long as its lost pods exist, so it is deleted again without waiting for them. Returns what
+    must disappear before the new Job can be created, to follow "waits for": Jobs or pods; None if the new Job can be created.
     """
     for job in state.children.abandoned_jobs:
         draft.free_name(job)
@@ -246,7 +246,7 @@ def clear_name(draft: Draft, state: Absent) -> str | None:
 
 
 def report_pods(draft: Draft, state: AtWork) -> None:
-    """Report in a condition what keeps pods from running, and in the status how the last replaced pod failed."""
+    """Report what keeps pods from running and how the last replaced pod failed, and requeue the job for when a pod counts as lost."""
     health.report_blockage(draft, state.alive, state.blockage)
     _requeue_at_loss(draft, state.alive)
     if state.failure:

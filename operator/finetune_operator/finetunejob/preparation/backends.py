@@ -36,7 +36,7 @@ def find_backend(spec: FineTuneJobSpec | None) -> Backend | None:
 
 
 def has_to_prepare(ftj: FineTuneJob, jobs: Mapping[str, Json]) -> bool:
-    """Whether the job, if it prepares data, still has to start the preparation. Only then does the Lease matter.
+    """Whether the job, if it prepares data, still has to start the preparation: only such a job needs a Lease.
 
     Args:
         jobs: its child Jobs, by name.
@@ -59,7 +59,7 @@ def clean_up(draft: Draft) -> None:
 
 
 def _list_candidates(draft: Draft) -> tuple[Backend, ...]:
-    """Return the backend of the job. Without one, or if the spec cannot be read, return all: they do not read the spec here."""
+    """Return the backend of the job. Without one, or if the spec cannot be read, return all: their callers do not need the spec."""
     backend = find_backend(draft.ftj.spec)
     return (backend,) if backend else BACKENDS
 
@@ -93,7 +93,10 @@ def set_finalizer(draft: Draft) -> None:
 
 
 def release(draft: Draft) -> None:
-    """Cancel the run of a job that is being deleted, and remove the finalizer when the run has ended."""
+    """Cancel the run of a job that is being deleted, and remove the finalizer when the run has ended.
+
+    If the spec cannot be read, only report what a user can do instead.
+    """
     if draft.ftj.spec is None:
         message = (
             f"this version of the operator cannot read the spec ({draft.ftj.invalid}), so the operator cannot cancel the Databricks run: "

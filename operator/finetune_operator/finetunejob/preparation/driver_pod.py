@@ -64,6 +64,7 @@ def build_driver(draft: Draft, driver_env: list[Json]) -> Json:
     spec, settings = draft.spec, draft.settings
     run_env = rendezvous.run_env(servers=settings.servers(spec.tracking), run_id=draft.status.run_id)
     login = workspace.pod_login(spec, settings, _CONTAINER)
+    # The login to a workspace includes the keys of the Secret that pods may have.
     secret = None if login else spec.tracking.secret_of_pods
     pod = _build_pod(draft.ftj, spec, settings, secret=secret, contract_env=[*run_env, *driver_env])
     pod = dict(merge(merge(pod, login), catalog.login(spec, settings, _CONTAINER)))

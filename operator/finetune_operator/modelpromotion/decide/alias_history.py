@@ -8,7 +8,7 @@ from finetune_crds.serving import Route
 from finetune_operator.modelpromotion.decide.draft import Draft
 from finetune_operator.modelpromotion.versions import main_version
 
-# Reasons of moves to a version that was served before.
+# Reasons of moves whose version skips the canary, because it was served before.
 _REASONS_WITHOUT_CANARY = ("RolledBack", "Withdrawn", "Repaired")
 # Reasons of moves that only return the alias to a version.
 _RETURN_REASONS = ("Withdrawn", "Repaired", "Overtaken")
@@ -63,6 +63,8 @@ def find_fallback(draft: Draft, version: str, saved: Sequence[Route]) -> str | N
 
 def was_first(draft: Draft, version: str, saved: Sequence[Route]) -> bool:
     """Whether this promotion created the alias for the version, at an endpoint that already served another version.
+
+    False while spec.rollbackTo holds the alias.
 
     Args:
         saved: the routes to restore.

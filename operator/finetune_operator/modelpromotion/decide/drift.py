@@ -43,7 +43,7 @@ def _replaces_lost_version(draft: Draft) -> bool:
     # An overtaken move may never have been made.
     past_versions = {move.to_version for move in history if move.reason != "Overtaken"}
     # If a version had the alias before the promotion began to watch the alias, only the move away from the version names it. Rollbacks and
-    # repairs do not count here, since they may start from drift.
+    # repairs do not count here: the version that they take the alias from may have got it by drift.
     past_versions |= {
         move.from_version for move in history if move.reason in ("Promoted", "Reverted", "Adopted")
     }

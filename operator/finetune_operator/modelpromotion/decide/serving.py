@@ -39,7 +39,8 @@ def serve(draft: Draft) -> None:
 def hold(draft: Draft) -> None:
     """While the alias is being moved or has drifted, take no further step, but roll back a failed rollout.
 
-    NB: a move or drift may last long: the registry may reject the move, or the drift may wait for a decision.
+    NB: a failed rollout does not wait for the end of the move or drift, which may take long: the registry may reject the move, or the drift
+    may wait for a decision.
     """
     spec = draft.serving
     endpoint = endpoints.record_endpoint(draft, spec) if spec else None
