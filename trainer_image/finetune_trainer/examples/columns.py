@@ -102,6 +102,7 @@ def find_table_columns(data: Data) -> Columns:
         return Columns(type="Messages", tools="tools" if columns.tools else None)
     if data.prepare.response_template is not None:
         return Columns(type="PromptResponse")
+    # Without a response template, the prompt template renders the whole text.
     if data.prepare.prompt_template is not None or columns.text is not None:
         return Columns(type="Text")
     return Columns(type="PromptResponse")

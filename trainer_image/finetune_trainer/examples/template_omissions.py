@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _TOOLS, _CALLS, _RESULTS = "tools", "tool calls", "messages of role tool"
 # The end of the reasoning inside the content of an answer.
 _THOUGHT_END = "</think>"
-# Texts of the probes, which are rendered to see whether they appear.
+# Texts in the probes: a template omits a part of a probe if the rendered probe lacks the text of the part.
 _TOOL_TEXT, _CALL_TEXT, _RESULT_TEXT = "probed_tool", "probed_call", "probed_result"
 # Roles that `_omits_role` need not check: every template renders user and assistant, and `_probe` checks tool.
 _COMMON_ROLES = {"user", "assistant", "tool"}

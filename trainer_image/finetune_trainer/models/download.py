@@ -93,7 +93,7 @@ def fetch(
         revision: Git revision of a Hub model.
         cache: keeps downloads, and returns existing downloads.
         field: the recipe's field that names the model, for messages.
-        without_weights: fetch only the other files; the base of an adapter is then not compared with its digest.
+        without_weights: fetch all files except the weights; the base of an adapter is then not compared with its digest.
 
     Raises:
         RecipeRefusedError: the model does not exist, access is denied, or the base of an adapter cannot be found.

@@ -159,7 +159,7 @@ def find_own_result(table_versions: Sequence[Version], recipe: Recipe, path: str
 def find_reusable_result(
     spark: SparkSession, table_versions: Sequence[Version], recipe: Recipe, path: str, digest: str
 ) -> PrepResult | None:
-    """Return the newest result with this digest that a job of the namespace committed and that can still be read.
+    """Return the newest result with this digest that a job of this job's namespace committed and that can still be read.
 
     `written_by` of the result is the name of the job that committed it, or None if this job did.
 

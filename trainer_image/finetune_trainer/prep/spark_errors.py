@@ -45,7 +45,7 @@ _FILE_DELETED = "FAILED_READ_FILE.FILE_NOT_EXIST"
 _DISK_FULL = "No space left on device"
 # Packages on the stack of the JVM while the files or the commit of the table are written.
 _WRITERS = ("org.apache.parquet.hadoop.", "io.delta.storage.")
-# NB: the answer to a HEAD request has no body, and so no error code of S3: only its status remains.
+# NB: the answer to a HEAD request has no body, and so no error code of S3: an expired token shows only as status 400.
 _EXPIRED_TOKEN = re.compile("ExpiredToken|Status Code: 400")
 # Answers of S3 that have the same status for another cause: the region is not the bucket's.
 _WRONG_REGION = re.compile("AuthorizationHeaderMalformed|IllegalLocationConstraintException")
@@ -88,7 +88,7 @@ def translate_errors(request: Request) -> Iterator[None]:
     try:
         yield
     except PySparkException as error:
-        # The more specific errors come first. NB: an exception of Spark Connect has no exception of the JVM as its `_origin`.
+        # The more specific errors come first. NB: an exception of Spark Connect has no `_origin`, and so no causes.
         failure = (
             refused_row.find_failure(str(error))
             or schemas.find_refusal(str(error))
@@ -202,7 +202,7 @@ def _find_table(request: Request, detail: str) -> Source | NamedSource | None:
 
 
 def _shorten(detail: str) -> str:
-    """Return the first sentence of a message about a file, without what Spark puts around it."""
+    """Return the first sentence of a message about a file, without Spark's error codes; of a CSV header, a plainer sentence."""
     sentence = re.sub(r"^\[[A-Z_.0-9]+\] |\s+SQLSTATE: \w+$", "", detail)
     if sentence.startswith("CSV header does not conform"):
         return "its header repeats a column, or differs from the header of another file"
@@ -286,7 +286,7 @@ def _find_credentials_error(causes: list[_Cause]) -> PodFailure | None:
 
 
 def _find_missing_error(class_name: str, detail: str) -> PodFailure | None:
-    """Return the error of a store or a file that cannot be found."""
+    """Return the error of a path that has no file system, does not exist, or is in a store that cannot be reached."""
     address = _find_address(detail)
     if class_name in _UNSUPPORTED_CLASSES:
         return DataError("UnsupportedPlace", f"{detail}: a path must be {FOLDER_FORMATS}")

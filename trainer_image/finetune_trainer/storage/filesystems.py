@@ -202,8 +202,8 @@ def has_no_login(error: BaseException) -> bool:
     class_names = {kind.__name__ for kind in type(error).__mro__}
     if not class_names.isdisjoint(_NO_LOGIN):
         return True
-    # NB: Azure's client raises the same error if there is no login, and if the server of a login does not answer. Such a login is in
-    # AZURE_CLIENT_ID.
+    # NB: Azure's client raises the same error if there is no login, and if the server of a login does not answer. The
+    # environment of such a login has AZURE_CLIENT_ID.
     is_ambiguous = "ClientAuthenticationError" in class_names and not is_forbidden(error)
     return is_ambiguous and not os.environ.get("AZURE_CLIENT_ID")
 
@@ -232,7 +232,7 @@ def remove_empty_folder(files: AbstractFileSystem, path: str) -> None:
     if not _has_folders(files):
         return
     with suppress(OSError):
-        # NB: if something is written to the folder now, the folder cannot be deleted.
+        # NB: if something is written to the folder after `ls`, `rmdir` fails, and the folder stays.
         if not files.ls(path, detail=False):
             files.rmdir(path)
 
@@ -244,7 +244,7 @@ def _has_folders(files: AbstractFileSystem) -> bool:
 def list_files(files: AbstractFileSystem, path: str) -> dict[str, dict[str, Any]]:
     """Return the store's entry for each file in a folder and below, by the name of the file.
 
-    NB: a web console that makes a folder writes an empty object whose name ends in a slash.
+    NB: a web console that makes a folder writes an empty object whose name ends in a slash. Such objects are left out.
     """
     entries: dict[str, dict[str, Any]] = files.find(path, detail=True)
     return {name: entry for name, entry in entries.items() if not name.endswith("/")}

@@ -52,8 +52,8 @@ def quiet_libraries() -> None:
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     # peft reads a property that transformers deprecates.
     warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
-    # peft's warning is wrong for experts: it applies their LoRA rank and alpha by the names of parameters, but its check of unused
-    # patterns compares only the names of layers.
+    # peft's warning is wrong for experts: peft applies the LoRA rank and alpha of experts by the names of parameters, but its check of
+    # unused patterns compares only the names of layers.
     warnings.filterwarnings("ignore", "The following (rank|alpha)_pattern keys did not match", RuntimeWarning)
     # NB: a library that can import `kernels` downloads compiled kernels from the Hub in the middle of a run. None in
     # sys.modules makes the import fail.

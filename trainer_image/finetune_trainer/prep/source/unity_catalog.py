@@ -283,6 +283,7 @@ def _build_place(location: str, credentials: AwsCredentials | None, reference: _
         "secret.key": credentials.secret_access_key,
         **({"session.token": credentials.session_token} if credentials.session_token else {}),
     }
+    # Hadoop looks up a login by the bucket, whatever the scheme; `Place` applies these settings only to reading this table.
     return Place(
         f"{scheme}://{url.netloc}{url.path}",
         {f"fs.{scheme}.impl": "org.apache.hadoop.fs.s3a.S3AFileSystem"}

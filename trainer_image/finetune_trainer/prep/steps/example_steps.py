@@ -1,4 +1,4 @@
-"""The steps from rows to examples that both passes over a source run: the preparation, and the search for a refused row."""
+"""The steps from rows to examples. Both passes over a source run them: the preparation, and the search for a refused row."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ OWN_WORDS = 3
 # Minimum share of a text's words outside boilerplate. A text with a lower share is a copy of the boilerplate, for example an article
 # with another headline.
 _MIN_OWN_SHARE = 0.1
-# Hash functions of MinHash, which the bands divide among them.
+# Number of hash functions of MinHash. Each band has an equal share of them.
 _HASHES = 128
 # Least probability that a pair just at the threshold shares a band.
 _MIN_RECALL = 0.97
@@ -83,6 +83,7 @@ class Sketches(NamedTuple):
 
 def choose_banding(threshold: float) -> Banding:
     """Return the banding with the fewest false candidates that finds a pair at the threshold with the probability _MIN_RECALL."""
+    # More rows in a band mean fewer false candidates, so the bandings with the most rows come first.
     candidates = (Banding(_HASHES // rows, rows) for rows in range(_HASHES, 0, -1))
     return next(
         (candidate for candidate in candidates if candidate.match_probability(threshold) >= _MIN_RECALL),
@@ -91,7 +92,9 @@ def choose_banding(threshold: float) -> Banding:
 
 
 def sketch(texts: Sequence[str], banding: Banding, boilerplate: Boilerplate = _NO_BOILERPLATE) -> Sketches:
-    """Sketch texts in lower case. A text of fewer than SHINGLE_WORDS words is one shingle; a text without words has no shingles.
+    """Sketch texts, which must be in lower case.
+
+    A text of fewer than SHINGLE_WORDS words is one shingle; a text without words has no shingles.
 
     Args:
         boilerplate: shingles to ignore in a text with content of its own; a text without such content is an edited copy of the
@@ -198,13 +201,14 @@ def _hash_bands(shingles: Longs, starts: Counts, ends: Counts, banding: Banding)
         joined = np.full(len(starts), band + 1, np.uint64)
         for row in range(band * banding.rows, (band + 1) * banding.rows):
             least = np.minimum.reduceat((shingles * _FACTORS[row] + _OFFSETS[row]) >> _HALF, starts)
+            # Any odd factor serves here.
             joined = mix_bits(joined * _PLACE_FACTORS[0] + least)
         bands[has_shingles, band] = joined
     return bands
 
 
 def hash_words(text: str) -> list[int]:
-    """Return a hash of each word of a text in lower case. A word is a run of letters and digits, see `_WORD`."""
+    """Return a hash of each word of a text, which must be in lower case. A word is a run of letters and digits, see `_WORD`."""
     return [_hash_word(word) for word in _WORD.findall(text)]
 
 

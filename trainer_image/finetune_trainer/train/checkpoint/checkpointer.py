@@ -126,6 +126,7 @@ class Checkpointer:
             return None
         progress, save, best = self._resume_point.progress, self._resume_point.save, self._resume_point.best
         self.best_step, self.best_step_loss = progress.best_step, progress.best_step_loss
+        # If both have the same step, `save` counts.
         self._saves = {each.step: each for each in (best, save) if each is not None}
         self.published = None if self._is_foreign(progress.step) else progress.step
         return progress
@@ -223,7 +224,7 @@ class Checkpointer:
         return contract.checkpoint_uri(self.folder if save is None else save.folder, step)
 
     def _is_foreign(self, step: int) -> bool:
-        """Whether another job has written the save of a step, which is then only read."""
+        """Whether another job has written the save of a step; this job only reads such a save."""
         return step in self._saves and self._saves[step].folder != self.folder
 
     def _suggest_remedy(self, step: int) -> str:
@@ -311,7 +312,7 @@ class Checkpointer:
             marker = Marker(asdict(progress), self._settings)
             problem = problem or self._run_on_leader(lambda: self._publish(save, marker))
             if problem is not None:
-                # If newer pods have deleted the shards, this raises SupersededError.
+                # The cause may be that newer pods have deleted the shards: then this raises SupersededError.
                 self._run_on_leader(self.claim.confirm)
         except SupersededError:
             if state is not None:
@@ -335,7 +336,7 @@ class Checkpointer:
         complete = self._checkpoints.list_complete(saves)
         left_over = select_left_over(saves, complete, attempt=self.claim.attempt)
         self.claim.confirm()
-        # NB: pods that are being killed may still write there; deleting then fails.
+        # NB: pods that are being killed may still write to these saves; then the deletion fails.
         with filesystems.tolerate_failures(
             f"what an earlier attempt left of step {step} could not be deleted"
         ):
@@ -362,7 +363,7 @@ class Checkpointer:
         return None
 
     def _remove_half_written(self, save: Save) -> None:
-        """Delete the shards of a save of this generation. Shards that cannot be deleted have no marker, and a later save deletes them."""
+        """Delete the shards of an unpublished save. Shards that cannot be deleted have no marker, and a later save deletes them."""
         if self._world.leads:
             with suppress(Exception):
                 self._checkpoints.remove([save])
@@ -397,6 +398,6 @@ class Checkpointer:
                 keep=self._keep,
                 best_step=self.best_step,
             )
-            # NB: pods that claim the folder later lose nothing: `saves` was listed before.
+            # NB: newer pods that claim the folder after `confirm` lose nothing, since only what was listed before it is deleted.
             self.claim.confirm()
             self._checkpoints.remove(old)

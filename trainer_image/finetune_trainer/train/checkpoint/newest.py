@@ -94,7 +94,12 @@ def find_newest(job_folder: str, recipe: Recipe) -> ResumePoint | None:
 def _find_newest_in(
     folder: str, remedy: str, *, only: int | None = None
 ) -> tuple[Progress, Marker, Save] | None:
-    """Return the newest undamaged checkpoint in a folder, or the checkpoint of step `only`; None if there is no complete checkpoint."""
+    """Return the newest undamaged checkpoint in a folder, or the checkpoint of step `only`; None if there is no complete checkpoint.
+
+    Raises:
+        RecipeRefusedError: there are complete checkpoints, but all of them are damaged.
+        TrainingError: the storage failed.
+    """
     checkpoints = CheckpointFolder(folder)
     damaged: list[str] = []
     with _raise_storage_errors(folder):

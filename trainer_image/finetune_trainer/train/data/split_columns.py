@@ -63,7 +63,7 @@ def check_columns(schema: pa.Schema, columns: list[str], where: str, label: str 
     import pyarrow as pa
 
     check_names(columns, columns, schema.names, where)
-    # Both lists accept the null type, of columns that have only nulls: `read_rows` checks nulls.
+    # Both lists accept the null type of columns that have only nulls (`is_plain_type` does so too): nulls are checked in the rows.
     label_checks = (*_list_text_checks(), pa.types.is_null, pa.types.is_boolean, pa.types.is_integer)
     value_checks = (plain_text.is_plain_type, plain_text.is_list)
     for column in columns:

@@ -42,7 +42,7 @@ def configure_client(mode: Upload | None) -> None:
 def allow_slow_uploads() -> Iterator[None]:
     """While inside, MLflow's client waits for the server to write a large file to its store.
 
-    NB: its usual timeout is shorter, and an upload that times out starts again.
+    NB: the client's usual timeout is shorter, and an upload that times out starts again.
     """
     previous_timeout = os.environ.get(_TIMEOUT_VARIABLE)
     os.environ[_TIMEOUT_VARIABLE] = str(max(_UPLOAD_TIMEOUT_SECONDS, int(previous_timeout or 0)))

@@ -75,7 +75,7 @@ def shard(network: Network, mesh: DeviceMesh, precision: str, *, replicate_froze
     if not network.tied:
         embedding: Any = network.base.get_input_embeddings()
         shard_group(embedding, ignored_params=ignored_weights)
-        # NB: the gradient of the embedding needs only the tokens, so the backward pass need not gather it again.
+        # NB: the gradient of the embedding needs only the tokens, so the backward pass need not gather the embedding again.
         embedding.set_unshard_in_backward(False)
         shard_group(network.head, ignored_params=ignored_weights, reshard_after_forward=False)
         _prefetch_head(network.head, layers)

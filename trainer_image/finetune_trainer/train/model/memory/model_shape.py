@@ -45,11 +45,11 @@ class Shape:
     embedding: int
     """Parameters of the embedding, including those of a tied output layer."""
     embedding_trained: int = 0
-    """The trained parameters among these."""
+    """The trained parameters among those of `embedding`."""
     output: int = 0
     """Parameters of an output layer that is not tied."""
     output_trained: int = 0
-    """The trained parameters among these."""
+    """The trained parameters among those of `output`."""
     tied: bool = False
     """Whether the embedding is gathered from the beginning of a step to its end, since it is the output layer too."""
     copied: int = 0

@@ -68,6 +68,7 @@ class _SummedLoss(torch.autograd.Function):
     ) -> torch.Tensor:
         is_fp16 = hidden.dtype == torch.float16
         total = hidden.new_zeros((), dtype=torch.float32)
+        # NB: fp32 for fp16, which would lose small gradients when their scale is divided out.
         hidden_gradient = torch.zeros_like(hidden, dtype=torch.float32 if is_fp16 else hidden.dtype)
         # NB: the sum over chunks is fp32; bf16 would lose small terms.
         sums = [torch.zeros_like(parameter, dtype=torch.float32) for parameter in parameters]
@@ -109,7 +110,8 @@ def _compute_scaled_gradients(
 ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...], torch.Tensor]:
     """Return the loss of a chunk of logits, its gradients times a scale, and that scale.
 
-    NB: the scale of the whole loss multiplies these gradients only later, when fp16 has already lost the small ones.
+    NB: the scale of the whole loss multiplies these gradients only later, when fp16 would already have lost the small ones: so each chunk
+    has a scale of its own.
     """
     leaf = logits.detach().requires_grad_()
     loss = score(leaf, chunk)

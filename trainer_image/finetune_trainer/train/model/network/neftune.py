@@ -25,7 +25,7 @@ def add_noise(words: torch.Tensor, batch: Batch, alpha: float) -> torch.Tensor:
     """
     rows, length, width = words.shape
     sizes = batch.cu_seqlens.diff()
-    # NB: without `output_size`, the CPU would wait for the GPU to compute it.
+    # The documents, with the padding, fill the rows. NB: without `output_size`, the CPU would wait for the GPU to compute it.
     own_sizes = torch.repeat_interleave(sizes, sizes, output_size=rows * length).view(rows, length, 1)
     scale = alpha * (own_sizes.float() * width).rsqrt()
     return words + torch.empty_like(words).uniform_(-1, 1) * scale.to(words.dtype)

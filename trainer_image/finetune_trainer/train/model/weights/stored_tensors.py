@@ -253,6 +253,7 @@ class _Conversion:
         converter = deepcopy(self.converter)
         for pattern, parts in sources.items():
             for part in parts:
+                # The first `pattern` is in place of the tensor's name, which the conversion does not use.
                 converter.add_tensor(self.target, pattern, pattern, partial(read, part))
         try:
             converted = converter.convert(self.target, model=self.model, config=self.model.config)
