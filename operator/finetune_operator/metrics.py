@@ -84,14 +84,14 @@ job_phase_seconds = Histogram(
 )
 job_restarts = Counter(
     "finetune_operator_job_restarts",
-    "Ended attempts of trainings, and attempts that Kueue stopped, after which the job went on",
+    "Training attempts that ended, or that Kueue stopped, if the job went on afterwards",
     ["cause"],
 )
 jobs_finished = Counter("finetune_operator_jobs_finished", "FineTuneJobs that have finished", ["phase"])
 
 gpus = Gauge(
     "finetune_operator_gpus",
-    "GPUs of the pods of FineTuneJobs that have a node and have not ended",
+    "GPUs of those pods of FineTuneJobs that have a node and have not ended",
     ["job_namespace", "phase"],
 )
 idle_gpus_oldest_seconds = Gauge(
@@ -109,7 +109,7 @@ gpu_seconds = Counter(
 )
 finished_pod_seconds = Counter(
     "finetune_operator_finished_pod_seconds",
-    "Running time of all pods of finished FineTuneJobs that report productiveSeconds",
+    "Running time of all pods of FineTuneJobs that finished with status.productiveSeconds",
     ["job_namespace"],
 )
 useful_pod_seconds = Counter(

@@ -31,7 +31,10 @@ class ReadLimits:
 
     @classmethod
     def of_threads(cls, total: int) -> ReadLimits:
-        """Limits for a number of threads: one namespace may use half of them, even for one server, since most installations have only one."""
+        """Limits for a number of threads. One namespace may use half of them, and all of that half for one server.
+
+        Most installations have only one server.
+        """
         half = max(total // 2, 1)
         return cls(total, half, half)
 

@@ -61,7 +61,10 @@ def fail(
 
 
 def go_back(draft: Draft, endpoint: Endpoint) -> None:
-    """After a failure, restore the saved routes once; then do nothing until the spec or the alias changes."""
+    """After a failure, restore the saved routes; then do nothing until the spec or the alias changes.
+
+    The request is repeated until the endpoint accepts it.
+    """
     status = canary.serving_status(draft)
     failure, saved = status.failure, status.saved or []
     if failure is None:
@@ -77,7 +80,8 @@ def go_back(draft: Draft, endpoint: Endpoint) -> None:
     else:
         # The routes are restored, or there are none to restore.
         update_status(draft, change=None)
-    requested = any(isinstance(action, ConfigureEndpoint) for action in draft.actions)
-    # While a rejected request is repeated, the condition keeps the rejection.
-    if not (requested and endpoint_change.was_refused(draft)):
+    # NB: a first pass only records the change in the status; the next one sends the request.
+    sends_request = any(isinstance(action, ConfigureEndpoint) for action in draft.actions)
+    # If the endpoint refused the request and it is sent again, the condition keeps the refusal.
+    if not (sends_request and endpoint_change.was_refused(draft)):
         draft.set(ConditionType.SERVED, False, _CONDITION_REASONS[failure.reason], message)

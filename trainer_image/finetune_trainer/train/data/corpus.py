@@ -61,7 +61,7 @@ class Corpus:
         )
 
     def with_splits(self, train: dataset.Split, validation: dataset.Split | None) -> Corpus:
-        """Return the corpus with other arrays for the same examples, for example with a reference."""
+        """Return the corpus with these splits: the same examples with more arrays, such as the log-probabilities under a reference model."""
         if self.validation is None or validation is None:
             return replace(self, train=train)
         return replace(self, train=train, validation=replace(self.validation, split=validation))
@@ -166,7 +166,8 @@ def resolve_columns(recipe: Recipe, splits: Splits) -> Recipe:
     where = splits.path or splits.train or ""
     schema_columns = columns.find_columns(read.read_schema(splits), where, objective=recipe.objective.type)
     print(f"columns {columns.describe_columns(schema_columns)}", flush=True)
-    # NB: without data.prepare, `find_table_columns` takes these columns as they are: they were found in the splits, not in a source.
+    # NB: data.prepare is removed so that `find_table_columns` returns these columns unchanged: they were found in the splits themselves, not
+    # in the source of a preparation.
     data = recipe.data.model_copy(update={"columns": schema_columns, "prepare": None})
     complete = recipe.model_copy(update={"data": data})
     from finetune_trainer.pod import spec_rules
