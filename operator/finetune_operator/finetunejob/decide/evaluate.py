@@ -55,8 +55,8 @@ def _run_in_pod(draft: Draft) -> EvaluationStatus | None:
         draft.remove(state.job)
         _wait(
             draft,
-            "the evaluation starts again, because "
-            f"version {_recorded_version(draft)} was registered after version {_evaluated_version(state.job)}",
+            f"the evaluation of version {_evaluated_version(state.job)} is replaced by that of version {_recorded_version(draft)}, "
+            "which the job has registered since",
         )
         return None
     match state:

@@ -32,12 +32,13 @@ def request(draft: Draft, endpoint: Endpoint, routes: Sequence[Route]) -> None:
     if written_status is None or written_status.change != change:
         # The time of a canary step starts when the step is in force.
         update_status(draft, step_start_time=None, next_step_time=None)
-        # A reported failure stays until a request is accepted.
+        # The failure of an earlier change stays in the condition until the endpoint accepts a request.
         if not canary.serving_status(draft).failure:
             _report_updating(draft, routes)
         draft.requeue_after(0)
         return
-    # When the request is repeated, a reported rejection stays too.
+    # This pass sends the request, for the first time or again. If the endpoint rejected it before, the condition keeps that rejection:
+    # "is being changed" would hide it.
     if not canary.serving_status(draft).failure and not was_refused(draft):
         _report_updating(draft, routes)
     served = tuple(ServedVersion(draft.spec.model, item.version, item.percent) for item in routes)
@@ -46,7 +47,10 @@ def request(draft: Draft, endpoint: Endpoint, routes: Sequence[Route]) -> None:
 
 
 def was_refused(draft: Draft) -> bool:
-    """Whether the last request was rejected, as `failed_action` reports in the condition until a request is accepted."""
+    """Whether the condition Served says that the endpoint rejected the last request, or is busy with another change.
+
+    `failed_action` reports a rejection, and `wait` the change of another client.
+    """
     condition, backend = draft.condition(ConditionType.SERVED), draft.promotion.backend
     rejections = (ConditionReason.ENDPOINT_BUSY, *(backend.rejection_reasons if backend else ()))
     return condition is not None and condition.reason in rejections

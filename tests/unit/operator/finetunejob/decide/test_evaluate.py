@@ -295,7 +295,7 @@ def test_a_version_that_was_registered_later_is_evaluated_in_its_place() -> None
     stopped = evaluate(evaluating(), pods=[its_pod()], mlflow=later_one)
     assert deleted(stopped) == [JOB]
     assert told(stopped) == waits(
-        "the evaluation starts again, because version 5 was registered after version 4"
+        "the evaluation of version 4 is replaced by that of version 5, which the job has registered since"
     )
     evaluated = status(ACCEPTED, PREPARED, TRAINED, EVALUATED, **KNOWN, model=MODEL, evaluation=FOUND)
     again = evaluate(mlflow=later_one, before=evaluated)

@@ -42,7 +42,7 @@ def build_documents(vocabulary: int) -> list[np.ndarray]:
     # Evenly spaced in the second and third quarter of the vocabulary. NB: the tokens repeat if the vocabulary is smaller than `count`.
     spacing = max(1, vocabulary // 2 // count)
     tokens = (vocabulary // 4 + np.arange(count) * spacing) % vocabulary
-    # NB: not in order: a model may have learned to count.
+    # NB: in random order, since a model may have learned to continue evenly increasing tokens, whatever the rest of the document is.
     return np.array_split(np.random.default_rng(0).permutation(tokens), _DOCUMENT_COUNT)
 
 

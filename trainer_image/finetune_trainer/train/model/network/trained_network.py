@@ -107,7 +107,9 @@ class Network(nn.Module):
 
     @contextmanager
     def no_grad_forward(self, computation: Computation | None = None) -> Iterator[None]:
-        """Run forward passes in evaluation mode and without gradients, of the objective or of another computation.
+        """Within this context, forward passes are in evaluation mode and without gradients.
+
+        They compute `computation` or, if it is None, the objective.
 
         The network stays in evaluation mode; `loop.take_step` returns it to training mode.
 
