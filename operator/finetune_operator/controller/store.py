@@ -211,10 +211,10 @@ class Store:
             self.promotion_index.add(key, projection)
 
     def _keep_tombstone(self, kind: str, body: Json) -> None:
-        """Keep the last state of a failed pod while its Job exists; forget it when the Job is deleted."""
+        """Keep the last state of a pod that has ended while its Job exists; forget it when the Job is deleted."""
         if kind == "Job":
             self._tombstones.pop(_identity(body), None)
-        elif kind == "Pod" and body.get("status", {}).get("phase") == "Failed":
+        elif kind == "Pod" and body.get("status", {}).get("phase") in ("Failed", "Succeeded"):
             job = self.owner_of(kind, body)
             if job in self._jobs:
                 self._tombstones.setdefault(job, {})[_key(body)] = project(kind, body)

@@ -10,24 +10,35 @@ from datetime import datetime
 from finetune_crds.base import Json
 from finetune_crds.status import LastFailure
 from finetune_operator.finetunejob.children import find_deletion_request_time, find_owner, find_start_time
+from finetune_operator.finetunejob.decide import attempt as attempts
 from finetune_operator.finetunejob.decide import attempt_history, checkpoint
 from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.finetunejob.pods import gang, pod_state, queueing
 
 
-def record_eviction(draft: Draft, number: int, job: Json) -> None:
+def record_eviction(draft: Draft, number: int, job: Json) -> bool:
     """Record when the pods of an attempt started and, after Kueue stopped them, that they ended.
 
     NB: each admission gives the Job another start time. If the Job no longer has the start time in the status, the pods that started then
     were stopped. Pods that start and stop while the operator is down are not recorded.
     """
-    _explain_last_end(draft, number, job)
     jobs, start_time = draft.status.jobs, find_start_time(job)
-    if jobs is None or jobs.train_start_time == start_time or not queueing.queue_of(job):
-        return
-    if jobs.train_start_time is not None:
-        _record_end(draft, number, job, jobs.train_start_time)
+    if jobs is None or not queueing.queue_of(job):
+        return False
+    if jobs.train_start_time == start_time:
+        _explain_last_end(draft, number, job)
+        return False
     draft.update(jobs=jobs.model_copy(update={"train_start_time": start_time}))
+    if jobs.train_start_time is None:
+        return False
+    _record_end(draft, number, job, jobs.train_start_time)
+    if not job.get("status", {}).get("succeeded"):
+        return False
+    # NB: Kubernetes never runs a completed index again, so the resumed Job would start only the other pods, which wait for the whole gang.
+    draft.remove(job)
+    why = f"attempt {number} was stopped after some of its pods had completed"
+    attempts.restart(draft, number + 1, counted=False, why=why)
+    return True
 
 
 def _record_end(draft: Draft, number: int, job: Json, started_at: datetime) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from finetune_crds.conditions import ConditionReason, ConditionType
+from finetune_operator.finetunejob.children import has_ended
 from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.finetunejob.model import FinishRun
 from finetune_operator.finetunejob.preparation import backends
@@ -30,11 +31,23 @@ def clean_up(draft: Draft) -> None:
 
     A finished job creates nothing.
     """
-    draft.stop_children()
+    _stop_children(draft)
     _close_run(draft)
     # NB: a failed action holds back the actions after it, and a workspace may never respond again: close the MLflow run first.
     backends.stop(draft)
     _delete_children(draft)
+
+
+def _stop_children(draft: Draft) -> None:
+    """Delete the Jobs that still run.
+
+    NB: a Job whose pods have succeeded may still run, because of another container or of Kueue. It is deleted only after the status says that
+    the job succeeded: if the status cannot be written, the next pass needs the result of these pods.
+    """
+    if draft.ftj.is_finished or not draft.holds(ConditionType.SUCCEEDED):
+        draft.stop_children()
+    elif not all(has_ended(job) for job in draft.observed.jobs.values()):
+        draft.requeue_after(0)
 
 
 def _close_run(draft: Draft) -> None:

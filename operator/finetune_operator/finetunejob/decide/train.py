@@ -74,7 +74,8 @@ def _act_on(draft: Draft, number: int, state: step_state.WithJob) -> Outcome:
         case step_state.Queued():
             _restore_companions(draft)
             draft.poll()
-            eviction.record_eviction(draft, number, state.job)
+            if eviction.record_eviction(draft, number, state.job):
+                return Stop
             _report_queue(draft, number, state.job)
         case step_state.Stopping():
             # NB: until all pods have stopped, the condition keeps its reason.
@@ -85,7 +86,8 @@ def _act_on(draft: Draft, number: int, state: step_state.WithJob) -> Outcome:
         case step_state.Starting() | step_state.Blocked() | step_state.Running():
             _restore_companions(draft)
             draft.poll()
-            eviction.record_eviction(draft, number, state.job)
+            if eviction.record_eviction(draft, number, state.job):
+                return Stop
             step_state.report_pods(draft, state)
             probing.complete_gang(draft, state.job, state.pods, state.blockage)
             _follow(draft, number, state)

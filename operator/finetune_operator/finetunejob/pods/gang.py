@@ -142,20 +142,23 @@ def failure_rules(fatal: list[int], *, has_queue: bool) -> list[Json]:
     """The podFailurePolicy: every rule fails the whole gang, and the Job's message names the rule that matched.
 
     NB: without a rule, a failed pod fails the gang too, because of backoffLimit 0. Unlike that limit, a rule also counts pods that a
-    suspension of the Job stopped. Such pods end with EXIT_PREEMPTED, and their Job must keep its place in the queue.
-    So a Job in a queue has no rule for this exit code.
+    suspension of the Job stopped, whatever their exit code is, and their Job must keep its place in the queue. So a Job in a queue has no
+    rule for exit codes.
     """
-
-    def on_exit_codes(codes: list[int]) -> Json:
-        values = sorted(set(codes))
-        rule = {"containerName": CONTAINER, "operator": "In", "values": values}
-        return {"action": "FailJob", "onExitCodes": rule}
-
     disruption = {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
+    if has_queue:
+        return [disruption]
     # If the user lists EXIT_PREEMPTED as fatal, only the rule of the fatal codes has it.
-    preempted = [] if has_queue or contract.EXIT_PREEMPTED in fatal else [contract.EXIT_PREEMPTED]
-    code_sets = (preempted, fatal)
-    return [disruption, *(on_exit_codes(codes) for codes in code_sets if codes)]
+    preempted = [] if contract.EXIT_PREEMPTED in fatal else [contract.EXIT_PREEMPTED]
+    rules = [
+        {
+            "action": "FailJob",
+            "onExitCodes": {"containerName": CONTAINER, "operator": "In", "values": sorted(set(codes))},
+        }
+        for codes in (preempted, fatal)
+        if codes
+    ]
+    return [disruption, *rules]
 
 
 def _build_pod_template(draft: Draft, attempt: int) -> Json:

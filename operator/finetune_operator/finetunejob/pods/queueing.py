@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from finetune_crds.base import Json
-from finetune_crds.conditions import ConditionReason, ConditionType
+from finetune_crds.conditions import Condition, ConditionReason, ConditionType
 from finetune_operator import names
 from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.finetunejob.model import QueueState
@@ -60,14 +60,23 @@ def report_queue(draft: Draft, kind: ConditionType, what: str, job: Json, *, aft
     Args:
         after: the end of the sentence; left out unless the Job only waits for its turn.
     """
-    before = draft.condition(kind)
-    if draft.observed.queue_state is None and before and before.reason in _REASONS:
+    if draft.observed.queue_state is None and _is_about_this_wait(draft.condition(kind), what, job):
         # Kueue was not read since the status was written: keep the message.
         return
     reason, message = _explain_wait(draft, what, job)
     draft.set(kind, False, reason, f"{message}{after}" if reason == ConditionReason.QUEUED else message)
     if draft.condition(ConditionType.PODS_HEALTHY):
         draft.set(ConditionType.PODS_HEALTHY, True, ConditionReason.PODS_RUNNING, "no pod is blocked")
+
+
+def _is_about_this_wait(condition: Condition | None, what: str, job: Json) -> bool:
+    """Whether a condition already says why this step waits in the queue of its Job: not an earlier attempt, nor another queue."""
+    return (
+        condition is not None
+        and condition.reason in _REASONS
+        and condition.message.startswith(what)
+        and f"queue {queue_of(job)}" in condition.message
+    )
 
 
 def _explain_wait(draft: Draft, what: str, job: Json) -> tuple[ConditionReason, str]:

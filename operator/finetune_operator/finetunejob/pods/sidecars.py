@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from finetune_crds.base import Json
-from finetune_operator.finetunejob.children import classify_children, has_ended, job_condition
+from finetune_operator.finetunejob.children import classify_children, has_ended, is_suspended, job_condition
 from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.finetunejob.pods import pod_state
 
@@ -25,14 +25,15 @@ def find_outlived(job_pods: Sequence[Json], container: str) -> list[pod_state.Ex
 
 def has_completed(job: Json, job_pods: Sequence[Json], container: str, *, nodes: int = 1) -> bool:
     """Whether a Job is complete, or its main containers on all nodes have succeeded and another container keeps it running."""
-    return job_condition(job, "Complete") is not None or _has_succeeded(job_pods, container, nodes=nodes)
+    return job_condition(job, "Complete") is not None or _has_succeeded(job, job_pods, container, nodes=nodes)
 
 
-def _has_succeeded(job_pods: Sequence[Json], container: str, *, nodes: int) -> bool:
-    """Whether the main containers on all nodes have succeeded, although the phase of at least one pod does not show it."""
+def _has_succeeded(job: Json, job_pods: Sequence[Json], container: str, *, nodes: int) -> bool:
+    """Whether the main containers on all nodes have succeeded, although the Job is not complete."""
     succeeded = [ended for ended in pod_state.exits(job_pods, container) if ended.code == 0]
     have_all_succeeded = len({ended.node_rank for ended in succeeded}) == nodes
-    return have_all_succeeded and any(ended.is_outlived for ended in succeeded)
+    # NB: a Job does not count pods that its suspension stopped, so it is never complete if they succeeded meanwhile.
+    return have_all_succeeded and (is_suspended(job) or any(ended.is_outlived for ended in succeeded))
 
 
 def find_failure(job: Json, job_pods: Sequence[Json], container: str, now: datetime) -> Json | None:
@@ -67,7 +68,7 @@ def release(draft: Draft, component: str, name: str, container: str) -> None:
     """
     children = classify_children(draft.observed.jobs, draft.observed.pods, component, name, draft.now)
     job = children.current_job
-    if job and not has_ended(job) and find_outlived(children.pods, container):
+    if job and not has_ended(job) and (is_suspended(job) or find_outlived(children.pods, container)):
         draft.remove(job)
 
 

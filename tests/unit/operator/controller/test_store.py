@@ -256,7 +256,7 @@ TOMBSTONES: dict[str, tuple[list[Step], list[int]]] = {
     "failed, and deleted": ([("put", "Pod", pod(2, "Running")), ("drop", "Pod", pod(4, "Failed"))], [4]),
     "failed, and missing in a list": ([("put", "Pod", pod(2, "Failed")), ("replace", "Pod", [], 5)], [2]),
     "deleted while it ran": ([("drop", "Pod", pod(4, "Running"))], []),
-    "done, and deleted": ([("drop", "Pod", pod(4, "Succeeded"))], []),
+    "done, and deleted": ([("drop", "Pod", pod(4, "Succeeded"))], [4]),
     "failed, and still there": ([("put", "Pod", pod(4, "Failed"))], []),
     "gone with its Job": ([("drop", "Pod", pod(4, "Failed")), ("drop", "Job", child(5))], []),
     "gone with its Job, as a list says": (
@@ -269,7 +269,7 @@ TOMBSTONES: dict[str, tuple[list[Step], list[int]]] = {
 
 
 @pytest.mark.parametrize(("steps", "expected"), TOMBSTONES.values(), ids=TOMBSTONES)
-def test_a_pod_that_failed_and_is_gone_is_remembered_with_its_job(
+def test_a_pod_that_ended_and_is_gone_is_remembered_with_its_job(
     steps: list[Step], expected: list[int]
 ) -> None:
     store = Store(owner_of, recorded_jobs)

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from finetune_crds import contract
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.contract import PodError, TerminationMessage
 from finetune_crds.status import EndedAttempt, FineTuneJobStatus
@@ -230,10 +229,41 @@ def test_without_a_queue_the_start_of_pods_is_not_recorded() -> None:
 def test_a_suspension_does_not_match_a_rule_of_the_failure_policy() -> None:
     """Kubernetes fails a suspended Job if a stopped pod matches a rule, and the next Job would be the last in the queue."""
     (job,) = (body for body in conclude(of(running())).apply if body["kind"] == "Job")
-    rules = job["spec"]["podFailurePolicy"]["rules"]
-    codes = [code for rule in rules for code in rule.get("onExitCodes", {}).get("values", [])]
-    assert contract.EXIT_PREEMPTED not in codes
-    assert codes == [64, 65]
+    assert job["spec"]["podFailurePolicy"]["rules"] == [
+        {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
+    ]
+
+
+def test_a_gang_of_which_a_pod_had_completed_starts_anew_and_whole() -> None:
+    """Kubernetes never runs a completed index again: the resumed Job would start the other pods alone."""
+    job = queued()
+    job["status"]["succeeded"] = 1
+    pods = [deleted_at(100, ended(JOB, 0, 75, SAVED, at=110)), ended(JOB, 1, 0, at=90)]
+    decision = conclude(of(started()), observed(job, pods=pods, queue_state=EVICTED), at=later(120))
+    assert ends(decision.status) == [(1, "Preempted", "Preempted", 75, 40)]
+    assert (decision.status.attempt, decision.status.restarts) == (2, 0)
+    assert [item.name for item in decision.delete] == [JOB]
+
+
+def test_a_run_that_completes_while_kueue_stops_it_is_complete() -> None:
+    """The Job controller does not count pods that a suspension stopped: its Job would run all of it again."""
+    pods = [deleted_at(100, ended(JOB, rank, 0, at=110)) for rank in (0, 1)]
+    observation = observed(queued(), pods=pods, queue_state=EVICTED)
+    decision = conclude(of(started()), observation, at=later(120))
+    assert (decision.status.phase, decision.delete, decision.requeue_seconds) == ("Succeeded", (), 0)
+    # The Job is deleted once the status says that the job succeeded.
+    assert [item.name for item in conclude(of(decision.status), observation, at=later(121)).delete] == [JOB]
+
+
+def test_an_eviction_does_not_explain_the_one_before() -> None:
+    unexplained = conclude(of(started()), observed(queued(), pods=saved(100)), at=later(120)).status
+    resumed = conclude(
+        of(unexplained), observed(queued(start=200, condition="False"), pods=gang()), at=later(205)
+    ).status
+    status = conclude(
+        of(resumed), observed(queued(), pods=saved(600), queue_state=EVICTED), at=later(620)
+    ).status
+    assert [reason for _, _, reason, _, _ in ends(status)] == ["JobSuspended", "Preempted"]
 
 
 def test_a_job_that_is_created_in_a_queue_is_queued_at_once() -> None:
@@ -243,4 +273,31 @@ def test_a_job_that_is_created_in_a_queue_is_queued_at_once() -> None:
         "False",
         ConditionReason.QUEUED,
         "attempt 1 waits in Kueue's queue gpus: kubectl get workloads shows why",
+    )
+
+
+def test_the_wait_for_pods_to_stop_is_over_when_they_are_gone() -> None:
+    waiting = conclude(of(running()), observed(queued()), at=later(1)).status
+    stopping = [deleted_at(100, body) for body in gang()]
+    stopped = conclude(of(waiting), observed(queued(), pods=stopping), at=later(105)).status
+    reported = said(conclude(of(stopped), observed(queued()), at=later(130)), ConditionType.TRAINED)
+    assert reported == (
+        "False",
+        ConditionReason.QUEUED,
+        "attempt 1 waits in Kueue's queue gpus: kubectl get workloads shows why",
+    )
+
+
+def test_what_kueue_said_of_another_queue_is_not_kept() -> None:
+    state = QueueState(reason="Inadmissible", message="LocalQueue gpus does not exist")
+    status = conclude(of(running()), observed(queued(), queue_state=state), at=later(5)).status
+    job = queued(name="tune-train-2")
+    job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = "research"
+    second = status.model_copy(update={"attempt": 2})
+    corrected = ftj(second, runPolicy={"queueName": "research"}, checkpoint=CHECKPOINT)
+    reported = said(conclude(corrected, observed(job), at=later(30)), ConditionType.TRAINED)
+    assert reported is not None
+    assert reported[1:] == (
+        ConditionReason.QUEUED,
+        "attempt 2 waits in Kueue's queue research: kubectl get workloads shows why",
     )

@@ -97,10 +97,6 @@ EXPECTED: Json = {
         "podFailurePolicy": {
             "rules": [
                 {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
-                {
-                    "action": "FailJob",
-                    "onExitCodes": {"containerName": "trainer", "operator": "In", "values": [64, 65]},
-                },
             ]
         },
         "template": {
