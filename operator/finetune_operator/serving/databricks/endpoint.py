@@ -41,7 +41,8 @@ def read_endpoint(workspace: WorkspaceClient, spec: Serving) -> Endpoint:
     """
     from databricks.sdk.errors import NotFound
 
-    with translate_errors(workspace, f"read the serving endpoint {spec.endpoint}"):
+    # NB: other promotions also show this message, since none of them tries again for a while if the workspace cannot be reached.
+    with translate_errors(workspace, "read serving endpoints"):
         try:
             details = workspace.serving_endpoints.get(spec.endpoint)
         except NotFound:
@@ -57,15 +58,16 @@ def _read_traffic(
     workspace: WorkspaceClient, spec: Serving, endpoint: Endpoint
 ) -> dict[str, Mapping[str, float]]:
     """The metrics of each served version, by version and then by name; empty if the endpoint exports no metrics."""
-    from databricks.sdk.errors import NotFound, PermissionDenied
+    from databricks.sdk.errors import DatabricksError
 
     try:
         contents = workspace.serving_endpoints.export_metrics(spec.endpoint).contents
         text = contents.read().decode() if contents else ""
         versions = [item.version for item in endpoint.served]
         return {version: parse_traffic(text, build_entity_name(version)) for version in versions}
-    except (NotFound, PermissionDenied, ValueError) as error:
-        # Without metrics, the gates on them are inconclusive, and their messages say so.
+    except (DatabricksError, OSError, ValueError) as error:
+        # Gates on these metrics become inconclusive, with a message about it. NB: this is no outage of the workspace, which would keep the
+        # operator from all its endpoints.
         log.warning("the metrics of endpoint %s cannot be read: %s", spec.endpoint, error)
         return {}
 

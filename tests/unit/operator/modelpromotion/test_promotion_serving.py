@@ -381,11 +381,25 @@ async def test_a_workspace_that_does_not_answer_is_asked_for_one_endpoint_only(s
     times = outage.times
     await simulation.operator.look("other")
     message = (
-        f"Databricks at {state.uri} is too busy to read the serving endpoint support: "
-        "REQUEST_LIMIT_EXCEEDED, HTTP 429"
+        f"Databricks at {state.uri} is too busy to read serving endpoints: REQUEST_LIMIT_EXCEEDED, HTTP 429"
     )
     assert outage.times == times
     assert simulation.says("Served", "other") == ("DatabricksUnreachable", message)
+
+
+async def test_metrics_that_cannot_be_read_keep_no_other_endpoint_from_being_read(state: Workspace) -> None:
+    simulation = Databricks(state, canary={"steps": STEPS, "gates": [GATE]})
+    await simulation.stage(1)
+    spec = simulation.held["spec"]
+    simulation.submit(
+        "other", **spec | {"alias": "other", "serving": {**spec["serving"], "endpoint": "other"}}
+    )
+    await simulation.settle()
+    said = [simulation.says("Served", name) for name in ("champion", "other")]
+    body = {"error_code": "TEMPORARILY_UNAVAILABLE", "message": "no"}
+    state.faults = [Fault(503, body, path=f"{PATH}/support/metrics")]
+    await simulation.later(1)
+    assert [simulation.says("Served", name) for name in ("champion", "other")] == said
 
 
 @pytest.mark.parametrize(("number", "after"), [(number, bool(number % 2)) for number in range(1, 9)])

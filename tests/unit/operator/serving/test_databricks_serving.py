@@ -273,7 +273,7 @@ def test_problems_are_told(databricks: Workspace) -> None:
     databricks.faults = [Fault(429, body, path=PATH, headers={"Retry-After": "60"})]
     problem = Problem(
         ConditionReason.DATABRICKS_UNREACHABLE,
-        f"Databricks at {databricks.uri} is too busy to read the serving endpoint support: REQUEST_LIMIT_EXCEEDED, HTTP 429",
+        f"Databricks at {databricks.uri} is too busy to read serving endpoints: REQUEST_LIMIT_EXCEEDED, HTTP 429",
     )
     with pytest.raises(ExternalError) as raised:
         read(databricks)
