@@ -58,7 +58,7 @@ def _read_traffic(
     workspace: WorkspaceClient, spec: Serving, endpoint: Endpoint
 ) -> dict[str, Mapping[str, float]]:
     """The metrics of each served version, by version and then by name; empty if the endpoint exports no metrics."""
-    from databricks.sdk.errors import DatabricksError
+    from databricks.sdk.errors.base import DatabricksError
 
     try:
         contents = workspace.serving_endpoints.export_metrics(spec.endpoint).contents
