@@ -11,9 +11,9 @@ from finetune_crds import contract
 from finetune_operator.settings import UNITY_CATALOG
 
 
-def is_same_name(registry: str, name: str, other: str) -> bool:
+def is_same_name(registry: str, first: str, second: str) -> bool:
     """Whether two names of models, or of aliases of one model, are the same name in a registry. Unity Catalog ignores the case."""
-    return name.casefold() == other.casefold() if registry == UNITY_CATALOG else name == other
+    return first.casefold() == second.casefold() if registry == UNITY_CATALOG else first == second
 
 
 @dataclass(frozen=True)
