@@ -255,6 +255,19 @@ def test_a_run_that_completes_while_kueue_stops_it_is_complete() -> None:
     assert [item.name for item in conclude(of(decision.status), observation, at=later(121)).delete] == [JOB]
 
 
+def test_kueue_does_not_run_a_completed_training_again_while_its_version_is_awaited() -> None:
+    pods = [deleted_at(100, ended(JOB, rank, 0, at=110)) for rank in (0, 1)]
+    observation = observed(queued(), pods=pods, queue_state=EVICTED)
+
+    def registered(status: FineTuneJobStatus) -> FineTuneJob:
+        return ftj(status, runPolicy={"queueName": "gpus"}, register={"model": "tuned"})
+
+    decision = conclude(registered(started()), observation, at=later(120))
+    assert (decision.status.phase, decision.delete) == ("Registering", ())
+    following = conclude(registered(decision.status), observation, at=later(121))
+    assert (following.status.phase, [item.name for item in following.delete]) == ("Registering", [JOB])
+
+
 def test_an_eviction_does_not_explain_the_one_before() -> None:
     unexplained = conclude(of(started()), observed(queued(), pods=saved(100)), at=later(120)).status
     resumed = conclude(
