@@ -1,6 +1,6 @@
 """Records in the status that an attempt was evicted from its queue: its Job was suspended, and its pods stopped.
 
-Kueue resumes the same Job later, and the attempt goes on with other pods. This does not count as a restart.
+Kueue resumes the same Job later, and the attempt goes on with other pods, unless some pods had completed. This does not count as a restart.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from finetune_operator.finetunejob.pods import gang, pod_state, queueing
 
 
 def record_eviction(draft: Draft, number: int, job: Json) -> bool:
-    """Record when the pods of an attempt started and, after Kueue stopped them, that they ended.
+    """Record when the pods of an attempt started and, after Kueue stopped them, that they ended. Return whether the attempt ended with them.
+
+    It ends if some of its pods had completed: the next attempt follows, with all pods. Otherwise, the attempt goes on in the same Job.
 
     NB: each admission gives the Job another start time. If the Job no longer has the start time in the status, the pods that started then
     were stopped. Pods that start and stop while the operator is down are not recorded.
@@ -34,7 +36,7 @@ def record_eviction(draft: Draft, number: int, job: Json) -> bool:
     _record_end(draft, number, job, jobs.train_start_time)
     if not job.get("status", {}).get("succeeded"):
         return False
-    # NB: Kubernetes never runs a completed index again, so the resumed Job would start only the other pods, which wait for the whole gang.
+    # Kubernetes never runs a completed index again, so the resumed Job would start only the other pods, which wait for the whole gang.
     draft.remove(job)
     why = f"attempt {number} was stopped after some of its pods had completed"
     attempts.restart(draft, number + 1, counted=False, why=why)

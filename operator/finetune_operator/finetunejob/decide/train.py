@@ -71,27 +71,28 @@ def _act_on(draft: Draft, number: int, state: step_state.WithJob) -> Outcome:
             attempts.after_failure(draft, number, state)
         case step_state.NodeLost():
             attempts.after_node_loss(draft, number, state)
-        case step_state.Queued():
-            _restore_companions(draft)
-            draft.poll()
-            if eviction.record_eviction(draft, number, state.job):
-                return Stop
-            _report_queue(draft, number, state.job)
         case step_state.Stopping():
             # NB: until all pods have stopped, the condition keeps its reason.
             before = draft.condition(ConditionType.TRAINED)
             reason = ConditionReason(before.reason) if before else ConditionReason.STARTING
             message = f"attempt {number} {step_state.describe_stop(draft, state)}"
             draft.set(ConditionType.TRAINED, False, reason, message)
-        case step_state.Starting() | step_state.Blocked() | step_state.Running():
+        case step_state.Queued() | step_state.Starting() | step_state.Blocked() | step_state.Running():
             _restore_companions(draft)
             draft.poll()
-            if eviction.record_eviction(draft, number, state.job):
-                return Stop
-            step_state.report_pods(draft, state)
-            probing.complete_gang(draft, state.job, state.pods, state.blockage)
-            _follow(draft, number, state)
+            if not eviction.record_eviction(draft, number, state.job):
+                _report(draft, number, state)
     return Stop
+
+
+def _report(draft: Draft, number: int, state: step_state.Queued | step_state.AtWork) -> None:
+    """Report why an attempt waits in its queue or, after its Job was started, how far it is."""
+    if isinstance(state, step_state.Queued):
+        _report_queue(draft, number, state.job)
+        return
+    step_state.report_pods(draft, state)
+    probing.complete_gang(draft, state.job, state.pods, state.blockage)
+    _follow(draft, number, state)
 
 
 def _report_queue(draft: Draft, number: int, job: Json) -> None:

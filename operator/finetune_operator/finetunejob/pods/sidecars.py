@@ -24,7 +24,7 @@ def find_outlived(job_pods: Sequence[Json], container: str) -> list[pod_state.Ex
 
 
 def has_completed(job: Json, job_pods: Sequence[Json], container: str, *, nodes: int = 1) -> bool:
-    """Whether a Job is complete, or its main containers on all nodes have succeeded and another container keeps it running."""
+    """Whether a Job is complete, or its main containers on all nodes have succeeded and another container or a suspension kept it open."""
     return job_condition(job, "Complete") is not None or _has_succeeded(job, job_pods, container, nodes=nodes)
 
 
@@ -62,7 +62,7 @@ def _has_failed(job_pods: Sequence[Json], container: str, now: datetime) -> bool
 
 
 def release(draft: Draft, component: str, name: str, container: str) -> None:
-    """Delete the Job of a completed step, if another container keeps it running.
+    """Delete the Job of a completed step, if another container keeps it running, or if it was suspended and would run the step again.
 
     NB: call this in a pass after the one that wrote the result into the status. A crash after the deletion would otherwise lose the result.
     """
