@@ -6,11 +6,10 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import pytest
 import requests
 
 from finetune_operator.settings import Settings
@@ -18,22 +17,9 @@ from fixtures.operator_processes.api_link import link_api
 from fixtures.operator_processes.jobs import splits_given
 from fixtures.operator_processes.link import outages
 from fixtures.operator_processes.replicas import SHORT_LEASE_SECONDS, Replicas, is_ready
-from fixtures.operator_processes.world import World
-from support.api import Api
 from support.http_server import Answer, NoAnswerError, Request, serving
-from support.mlflow_server import Mlflow
 from support.operator_process import metric
 from support.waiting import wait_for
-
-
-@pytest.fixture
-def replicas(
-    api: Api, mlflow_server: Mlflow, kubeconfig: Path, namespace: str, tmp_path: Path
-) -> Iterator[Replicas]:
-    with ExitStack() as stack:
-        yield Replicas(World(api, mlflow_server, namespace), kubeconfig, tmp_path, stack)
-    for log in sorted(tmp_path.glob("*.log")):
-        print(f"== {log.name}\n{log.read_text(encoding='utf-8')}")
 
 
 def test_a_killed_leader_is_replaced_within_15_seconds(replicas: Replicas) -> None:

@@ -7,10 +7,7 @@ A status without the newer fields stands for the status of an older version.
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,12 +16,10 @@ import yaml
 from finetune_crds.contract import EXIT_PREEMPTED
 from fixtures.operator_processes.jobs import PREPARED, TRAINED, error, job, splits_given
 from fixtures.operator_processes.registry import GATES, Registry
-from fixtures.operator_processes.replicas import is_ready
+from fixtures.operator_processes.replicas import Replicas
 from fixtures.operator_processes.world import OwnWorld, World
-from support.api import Api
-from support.mlflow_server import Mlflow
-from support.operator_process import forked_operator, metric, watching
-from support.process import Process, running
+from support.operator_process import metric
+from support.process import Process
 from support.waiting import wait_for
 
 Json = dict[str, Any]
@@ -36,15 +31,16 @@ EARLIER, LATER = "earlier", "later"
 class Releases:
     """The operator of the test's namespace, in one version after the other. All versions share a Lease, as in an upgrade by Helm."""
 
-    world: World
-    kubeconfig: Path
-    folder: Path
-    stack: ExitStack
+    replicas: Replicas
     leader: Process | None = None
+
+    @property
+    def world(self) -> World:
+        return self.replicas.world
 
     def take_over(self, version: str) -> Process:
         """Start a version, and end the one before when it is ready."""
-        defaults = self.folder / f"{version}.yaml"
+        defaults = self.replicas.folder / f"{version}.yaml"
         variables = [{"name": "RELEASE", "value": version}]
         content = {
             "storage": f"/{version}",
@@ -52,36 +48,23 @@ class Releases:
             "checkpoint": {"everySteps": len(version)},
         }
         defaults.write_text(yaml.safe_dump(content), encoding="utf-8")
-        lease = f"operator-{self.world.namespace}"
-        settings = watching(self.world.namespace, self.world.mlflow.uri, resync_seconds=1) | {
-            "FINETUNE_LEASE_NAME": lease,
+        settings = {
             "FINETUNE_PREP_IMAGE": f"prep:{version}",
             "FINETUNE_TRAINER_IMAGE": f"trainer:{version}",
             "FINETUNE_DEFAULTS": str(defaults),
+            "FINETUNE_POLL_SECONDS": "0.5",
         }
-        operator = forked_operator(self.kubeconfig, self.folder / f"{version}.log", settings)
-        self.stack.enter_context(running(operator))
-        wait_for(f"the {version} version is ready", lambda: is_ready(operator), 60, operator)
+        operator = self.replicas.start(version, settings=settings)
         if self.leader and self.leader.started:
             self.leader.started.send_signal(signal.SIGTERM)
-        wait_for(
-            f"the {version} version leads",
-            lambda: metric(operator, "finetune_operator_is_leader") == 1,
-            60,
-            operator,
-        )
+        self.replicas.wait_leader(version, 60)
         self.leader = operator
         return operator
 
 
 @pytest.fixture
-def releases(
-    api: Api, mlflow_server: Mlflow, kubeconfig: Path, namespace: str, tmp_path: Path
-) -> Iterator[Releases]:
-    with ExitStack() as stack:
-        yield Releases(World(api, mlflow_server, namespace), kubeconfig, tmp_path, stack)
-    for log in sorted(tmp_path.glob("*.log")):
-        print(f"== {log.name}\n{log.read_text(encoding='utf-8')}")
+def releases(replicas: Replicas) -> Releases:
+    return Releases(replicas)
 
 
 def settle(world: World, operator: Process) -> Json:
