@@ -56,7 +56,7 @@ log = logging.getLogger("finetune_operator")
 
 # NB: kopf's own text format cuts the names of loggers at 20 characters.
 _TEXT_LOG_FORMAT = "[%(asctime)s] %(name)s [%(levelname)s] %(message)s"
-# At the end of the process: how long the passes in progress may still take, before another replica leads.
+# At the end of the process: how long the passes in progress may still take, before this replica releases its Lease.
 _STOP_SECONDS = 2.0
 
 
@@ -173,7 +173,8 @@ class Operator:
         # A part that ends before SIGTERM has failed; the last part only waits for SIGTERM.
         ended, running = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
         await self._finish_passes()
-        # NB: the watches end last: kopf would wait five seconds for tasks that were created after its own, such as the workers.
+        # NB: the watches end last. When they end, kopf waits up to five seconds for all tasks that were created after its own, such as the
+        # workers; by then, those tasks have ended.
         for part in running - {watching}:
             part.cancel()
         await asyncio.gather(*running - {watching}, return_exceptions=True)
@@ -202,7 +203,7 @@ class Operator:
             namespaces=list(self.settings.namespaces),
             stop_flag=stop,
         )
-        # In place of kopf's own handlers, which would end the watches before the Lease is released.
+        # These handlers replace kopf's, which would end the watches before the Lease is released.
         for name in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(name, self.terminated.set)
         await kopf.run_tasks(tasks, ignored=before)

@@ -185,6 +185,7 @@ async def _exchange(
     try:
         # NB: trust_env would read the proxies, but also send the passwords in a .netrc, so `_find_proxy` reads the proxies.
         async with (
+            # The fence also cancels the request at the timeout; for a write, the timeout may be shorter than TIMEOUT_SECONDS.
             PROCESS_FENCE.limit(method, TIMEOUT_SECONDS, is_read=is_read) as timeout_seconds,
             aiohttp.ClientSession(trust_env=False) as session,
         ):

@@ -16,7 +16,7 @@ class UnreadableStatusError(ValueError):
 
 
 def read_spec(model: type[Part], body: Json) -> tuple[Part | None, str | None]:
-    """The pair (spec, None) or, if the spec does not fit the schema, (None, reason)."""
+    """The pair (spec, None) or, if the spec does not fit the schema, (None, reason), for example (None, "spec.gates.0.metric: Field required")."""
     try:
         return model.model_validate(body.get("spec") or {}), None
     except ValidationError as error:

@@ -72,7 +72,8 @@ class Resync:
         try:
             await self._list()
         finally:
-            # Also after a failure: what was listed before the failure is in the store, so watch events about it would queue nothing.
+            # Also after a failure: what was listed before the failure is in the store, and a watch event queues nothing if the store already
+            # has its object.
             if self.queues.is_open:
                 self.queue_all()
         self.health.last_list = self.health.last_attempt = self.health.clock()

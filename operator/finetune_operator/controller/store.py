@@ -80,7 +80,7 @@ class Store:
     _deletions: dict[str, dict[Key, int]] = field(default_factory=lambda: {kind: {} for kind in KINDS})
     """Versions at which objects were deleted, since the last list."""
     _tombstones: dict[Identity, dict[Key, Json]] = field(default_factory=dict)
-    """Failed pods that no longer exist, by their Job, while the Job exists."""
+    """Pods that ended and no longer exist, in their last state, by their Job; kept while the Job exists."""
     _list_versions: dict[str, int] = field(default_factory=lambda: dict.fromkeys(KINDS, 0))
     """Version of the last list of each kind."""
 
@@ -116,7 +116,7 @@ class Store:
         return [self._objects["Pod"][key] for key in sorted(keys)]
 
     def tombstones(self, ftj: Identity) -> list[Json]:
-        """Failed pods of a FineTuneJob that no longer exist, each in its last state.
+        """Pods of a FineTuneJob that ended and no longer exist, each in its last state.
 
         NB: when one pod of a gang is deleted, its Job deletes the others. By the time the Job is marked as failed, the
         pods that explain the failure may no longer exist.

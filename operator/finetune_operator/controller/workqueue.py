@@ -32,14 +32,17 @@ class WorkQueue:
     _queued: set[str] = field(default_factory=set)
     _busy: set[str] = field(default_factory=set)
     _readded: set[str] = field(default_factory=set)
+    """Busy keys that were added again."""
     _delayed: list[tuple[float, str]] = field(default_factory=list)
     """A heap of (time, key). An entry counts only if `_due` has the same time for the key."""
     _due: dict[str, float] = field(default_factory=dict)
     """By key: when its earliest delay ends."""
     _failures: dict[str, int] = field(default_factory=dict)
+    """By key: failures since the last success."""
     _added_at: dict[str, float] = field(default_factory=dict)
+    """By queued key: when it was queued."""
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
-    _idle: asyncio.Event = field(default_factory=asyncio.Event)
+    _key_done: asyncio.Event = field(default_factory=asyncio.Event)
 
     def add(self, key: str) -> None:
         """Handle a key as soon as a worker is free."""
@@ -96,8 +99,8 @@ class WorkQueue:
     async def wait_until_idle(self) -> None:
         """Wait until no worker handles a key. Close the queue first."""
         while self._busy:
-            self._idle.clear()
-            await self._idle.wait()
+            self._key_done.clear()
+            await self._key_done.wait()
 
     def __len__(self) -> int:
         return len(self._ready)
@@ -130,7 +133,7 @@ class WorkQueue:
     def done(self, key: str) -> None:
         """Mark a key as no longer being handled."""
         self._busy.discard(key)
-        self._idle.set()
+        self._key_done.set()
         if key in self._readded:
             self._readded.discard(key)
             self.add(key)

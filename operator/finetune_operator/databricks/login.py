@@ -84,6 +84,7 @@ class Login(Config):
             return
         self.account_id = self.account_id or _as_text(metadata.account_id)
         self.workspace_id = self.workspace_id or _as_text(metadata.workspace_id)
+        # For example https://accounts.cloud.databricks.com/oidc/accounts/{account_id}.
         endpoint = _as_text(metadata.oidc_endpoint).replace("{account_id}", self.account_id or "").rstrip("/")
         discovery_url = _check_login_url(self.host, f"{endpoint}/.well-known/oauth-authorization-server")
         if endpoint and discovery_url and not self.discovery_url:

@@ -20,8 +20,8 @@ class Submission:
     Attributes:
         name: the run's name in the workspace, by which the operator finds an active run again.
         token: idempotency token, at most 64 characters. Equal submissions have equal tokens, and the workspace starts only one run.
-        volume: path of the volume for the wheel.
-        folder: path of the folder for the recipe and the result.
+        volume: path of the volume for the wheel, such as /Volumes/main/default/finetune.
+        folder: path of a folder in the volume, for the recipe and the result.
         recipe: the recipe as YAML.
         compute: the compute of the run.
         conf: Spark settings for a new cluster.

@@ -14,7 +14,7 @@ _REFERENCE = re.compile(r"\{\{\s*secrets/")
 
 
 def is_own_login(reference: LocalReference | None) -> bool:
-    """Whether the login always comes from the namespace. NB: if an optional Secret is missing, the chart's login is used."""
+    """Whether a spec's secretRef ensures a login of the namespace. NB: if an optional Secret is missing, the chart's login is used."""
     return reference is not None and not reference.optional
 
 

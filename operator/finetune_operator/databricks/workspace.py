@@ -183,6 +183,7 @@ def _describe_code(error: Exception) -> str:
 
     if not isinstance(error, DatabricksError):
         return type(error).__name__
+    # For example "PERMISSION_DENIED, HTTP 403".
     status = next((code for code, kind in STATUS_CODE_MAPPING.items() if isinstance(error, kind)), None)
     parts = (recognize_code(error.error_code), f"HTTP {status}" if status else "")
     return ", ".join(part for part in parts if part) or "unknown error"

@@ -28,22 +28,29 @@ class Owner(NamedTuple):
 
 def find_owner(kind: str, body: Json) -> Owner | None:
     """The Job that controls an object of kind Pod, or the FineTuneJob that controls an object of any other kind; None without either."""
-    controller_kind = ("batch", "Job") if kind == "Pod" else (GROUP, "FineTuneJob")
-    reference = _controller(body)
-    if reference is None:
-        return None
-    group, _, _version = str(reference["apiVersion"]).partition("/")
-    if (group, reference["kind"]) != controller_kind:
-        return None
-    # NB: an owner is in the namespace of its dependent; Kubernetes treats any other owner as absent.
-    return Owner(body["metadata"]["namespace"], reference["uid"])
+    return _find_owner_of_kind("batch", "Job", body) if kind == "Pod" else _find_finetunejob(body)
 
 
 def is_child(body: Json, ftj: FineTuneJob) -> bool:
     """Whether a FineTuneJob itself, not one of its Jobs, controls an object of its namespace."""
-    # For every kind other than Pod, `find_owner` looks for a FineTuneJob: "Job" stands for all of them. The pods that a
-    # FineTuneJob itself controls follow the same rule.
-    return find_owner("Job", body) == Owner(ftj.namespace, ftj.uid)
+    # NB: not `find_owner`, which looks for a Job if the object is a Pod: a FineTuneJob itself controls the pod of a Spark driver.
+    return _find_finetunejob(body) == Owner(ftj.namespace, ftj.uid)
+
+
+def _find_finetunejob(body: Json) -> Owner | None:
+    return _find_owner_of_kind(GROUP, "FineTuneJob", body)
+
+
+def _find_owner_of_kind(group: str, kind: str, body: Json) -> Owner | None:
+    """The controller of an object; None unless it has this API group and kind."""
+    reference = _controller(body)
+    if reference is None:
+        return None
+    owner_group, _, _version = str(reference["apiVersion"]).partition("/")
+    if (owner_group, reference["kind"]) != (group, kind):
+        return None
+    # NB: an owner is in the namespace of its dependent; Kubernetes treats any other owner as absent.
+    return Owner(body["metadata"]["namespace"], reference["uid"])
 
 
 def controlling_pod(body: Json) -> str | None:
@@ -222,7 +229,7 @@ def was_stopped_by_suspension(pod: Json, job: Json) -> bool:
     start_time = find_start_time(job)
     if start_time is None:
         return is_suspended(job) or job_condition(job, "Suspended") is not None
-    # The pods of a Job that was never suspended are created, and so deleted, after the Job's start.
+    # `start_time` is the Job's latest start, and all pods that exist since then were created, and so deleted, after it.
     return request_time <= start_time
 
 

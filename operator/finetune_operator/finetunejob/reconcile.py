@@ -50,6 +50,7 @@ class FineTuneJobReconciler(Reconciler):
         ftj = read_finetunejob(body, self.settings.defaults)
         if ftj.deleting:
             return await self._release(ftj)
+        # For `_report`, if the pass fails before it decides.
         decision = Decision(status=ftj.status)
         try:
             observed = await self.observer.observe(ftj, self.now())

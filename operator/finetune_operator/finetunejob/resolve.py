@@ -97,7 +97,10 @@ def _catalog(spec: FineTuneJobSpec, defaults: Defaults) -> Catalog | None:
 
 
 def _output(spec: FineTuneJobSpec, namespace: str, name: str, defaults: Defaults) -> str | None:
-    """Return the output in the spec, or a folder in the chart's storage, shared by jobs with the same preparation unless reuse is Never."""
+    """Return the output in the spec or a folder in the chart's storage, for example s3://bucket/splits/NAMESPACE/DIGEST.
+
+    Jobs with the same preparation share the folder; with reuse Never, the folder has the job's name.
+    """
     data, prepare = spec.data, spec.prepare
     if data is None or prepare is None:
         return None

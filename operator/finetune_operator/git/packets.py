@@ -56,14 +56,16 @@ class Packets:
         buffer, position = self._buffer + part, 0
         while position + _LENGTH_BYTES <= len(buffer):
             length = _parse_length(buffer[position : position + _LENGTH_BYTES])
-            if length <= _LENGTH_BYTES:
+            # The lengths 0 to 4: a packet of only the four digits, such as FLUSH.
+            is_empty = length <= _LENGTH_BYTES
+            if is_empty:
                 self._empty += 1
                 if self._empty > _MAX_EMPTY_PACKETS:
                     raise PacketError("too many packets without a line")
-            end = position + max(length, _LENGTH_BYTES)
+            end = position + (_LENGTH_BYTES if is_empty else length)
             if end > len(buffer):
                 break
-            if length > _LENGTH_BYTES:
+            if not is_empty:
                 yield buffer[position + _LENGTH_BYTES : end].removesuffix(b"\n")
             position = end
         self._buffer = buffer[position:]

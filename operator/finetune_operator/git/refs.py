@@ -34,6 +34,9 @@ class Ref:
 class Advertisement:
     """The answer to `/info/refs`: in version 2 the server's capabilities, in version 0 all refs.
 
+    Lines of version 0, for example: `# service=git-upload-pack`, then `COMMIT HEAD\\0symref=HEAD:refs/heads/main`, then
+    `COMMIT refs/tags/v1` and `COMMIT refs/tags/v1^{}`.
+
     Attributes:
         names: full names of the refs to keep.
         version_2: whether the server speaks version 2.
@@ -112,6 +115,8 @@ class Advertisement:
 @dataclass
 class Listing:
     """The answer to `ls-refs` of version 2; each line has an object, its name, and attributes.
+
+    Lines, for example: `COMMIT HEAD symref-target:refs/heads/main` and `COMMIT refs/tags/v1 peeled:COMMIT`.
 
     Attributes:
         names: full names of the refs to keep.

@@ -134,6 +134,8 @@ class ConflictFinder:
     async def find_alias_loop(self, promotion: Promotion, spec: ModelPromotionSpec) -> str | None:
         """A message about a cycle of aliases that take their version from each other, if this promotion's alias is in one.
 
+        For example, `champion` takes its version from `challenger`, and `challenger` from `champion`.
+
         Raises:
             ExternalError: this promotion's workspace is not known, or cannot be reached.
         """

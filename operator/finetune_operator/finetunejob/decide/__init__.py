@@ -41,6 +41,7 @@ POLICIES = (
     resolve_alias.pin_versions,
     resume_from.find_checkpoints,
     track.track,
+    # Ends the pass of a suspended job: of the policies below, none applies to it.
     suspend.suspend,
     deadline.enforce_deadline,
     prepare.prepare,

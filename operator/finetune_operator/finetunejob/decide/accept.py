@@ -113,6 +113,7 @@ def permanent_mistakes(ftj: FineTuneJob) -> list[str]:
     """List the mistakes in immutable fields that no values of the chart can correct; empty if the spec cannot be read."""
     if ftj.written is None:
         return []
+    # Without defaults: a mistake in a default of the chart is not permanent.
     spec = resolve(ftj.written, namespace=ftj.namespace, name=ftj.name, earlier=None, defaults=Defaults())
     # No value of the chart corrects a mistake that both kinds of installation have.
     mlflow_mistakes = [*mistakes_of_fixed_fields(spec, _WITH_MLFLOW)]

@@ -78,13 +78,13 @@ def after_failure(draft: Draft, number: int, state: Failed) -> None:
     deleted_pod = _find_deleted_pod(failure, state.ends)
     init_reason = own_code.find_failed_step(failure, state.ends, draft.spec.trainer)
     cause = classify_failure(draft, failure, init_reason, state)
-    seconds = backoff.run_seconds(state.job, draft.now)
+    run_seconds = backoff.run_seconds(state.job, draft.now)
     attempt = _record_failure(
         draft,
         failure.model_copy(update={"reason": _failure_reason(failure, deleted_pod, init_reason)}),
         _CAUSES[type(cause)],
         # NB: pods that wait for a server train nothing, however long they run.
-        seconds=0.0 if isinstance(cause, NotStarted) else seconds,
+        seconds=0.0 if isinstance(cause, NotStarted) else run_seconds,
     )
     sentence = _describe_failure(failure, deleted_pod)
     match cause:
@@ -217,7 +217,7 @@ def classify_failure(
     can_reduce = policy.max_restarts > 0
     was_reduction_refused = can_reduce and memory_reduction.was_reduction_refused(draft, failure)
     fatal_reason = find_fatal_reason(failure, policy)
-    # NB: a refusal of the operator's settings does not mean that the spec is wrong.
+    # NB: the trainer refused settings that the operator chose to reduce memory, which does not mean that the spec is wrong.
     if fatal_reason and not was_reduction_refused:
         return Fatal(fatal_reason)
     if was_reduction_refused or (can_reduce and memory_reduction.is_out_of_memory(draft, failure)):
@@ -239,11 +239,11 @@ def _describe_next_job(draft: Draft) -> str:
     return f"; correct the cause, and create a FineTuneJob with another name{continuation}"
 
 
-def _explain_lost_pods(number: int, failed: Json) -> LastFailure:
-    """The failure of an attempt whose pods no longer exist, as its Job reports it."""
+def _explain_lost_pods(number: int, condition: Json) -> LastFailure:
+    """The failure of an attempt whose pods no longer exist, from the condition Failed of its Job."""
     return LastFailure(
-        reason=failed.get("reason"),
-        message=f"the pods that could explain the failure no longer exist: {failed.get('message', '')}",
+        reason=condition.get("reason"),
+        message=f"the pods that could explain the failure no longer exist: {condition.get('message', '')}",
         attempt=number,
     )
 
@@ -333,9 +333,12 @@ def was_preempted(failure: LastFailure, state: Failed, fatal_codes: list[int]) -
     return has_stopped and contract.EXIT_PREEMPTED not in fatal_codes
 
 
-def _matched_rule(job: Json, failed: Json) -> Json:
-    """The podFailurePolicy rule that ended the attempt, read from its Job, since runPolicy may have changed; empty without one."""
-    match = _RULE.search(failed.get("message", ""))
+def _matched_rule(job: Json, condition: Json) -> Json:
+    """The podFailurePolicy rule that ended the attempt; empty without one.
+
+    The Job's condition Failed has the index of the rule. The rules are read from the Job, since runPolicy may have changed.
+    """
+    match = _RULE.search(condition.get("message", ""))
     if match is None:
         return {}
     rules = job.get("spec", {}).get("podFailurePolicy", {}).get("rules", [])

@@ -80,7 +80,10 @@ def _is_on_node(pod: Json) -> bool:
 
 
 def _find_end(draft: Draft, since: datetime) -> datetime:
-    """Return when a wait ended: at the first start of a pod after `since`, since this pass is late if the operator was down; else now."""
+    """Return when a wait ended: at the first start of a pod after `since`; without such a start, now.
+
+    This pass may be late, because the operator was down.
+    """
     times = [pod.get("status", {}).get("startTime") for pod in draft.observed.pods]
     starts = [datetime.fromisoformat(time) for time in times if time]
     return min([*(start for start in starts if start >= since), draft.now])

@@ -1,6 +1,7 @@
 """Records in the status that an attempt was evicted from its queue: its Job was suspended, and its pods stopped.
 
-Kueue resumes the same Job later, and the attempt goes on with other pods, unless some pods had completed. This does not count as a restart.
+Kueue resumes the same Job later, and the attempt goes on with other pods, unless some pods had completed. An eviction does not count as a
+restart.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ def record_eviction(draft: Draft, number: int, job: Json) -> bool:
         return False
     draft.update(jobs=jobs.model_copy(update={"train_start_time": start_time}))
     if jobs.train_start_time is None:
+        # The pods have just been started, so none was stopped.
         return False
     _record_end(draft, number, job, jobs.train_start_time)
     if not job.get("status", {}).get("succeeded"):

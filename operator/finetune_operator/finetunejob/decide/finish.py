@@ -44,6 +44,7 @@ def _stop_children(draft: Draft) -> None:
     NB: a Job whose pods have succeeded may still run, because of another container or of Kueue. It is deleted only after the status says that
     the job succeeded: if the status cannot be written, the next pass needs the result of these pods.
     """
+    # `draft.ftj` has the status that an earlier pass wrote, and `draft.holds` reads the status of this pass.
     if draft.ftj.is_finished or not draft.holds(ConditionType.SUCCEEDED):
         draft.stop_children()
     elif not all(has_ended(job) for job in draft.observed.jobs.values()):

@@ -29,7 +29,7 @@ _EXPLANATIONS: dict[Phase, tuple[ConditionType, ...]] = {
     "Pending": (ConditionType.TRAINED, ConditionType.PREPARED, ConditionType.ACCEPTED),
 }
 # The conditions of the summary that are set in addition to Ready; in other phases, Reconciling or Stalled.
-_COMPANIONS: dict[Phase, tuple[ConditionType, ...]] = {
+_SUMMARY_CONDITIONS: dict[Phase, tuple[ConditionType, ...]] = {
     "Succeeded": (ConditionType.FINISHED,),
     "Failed": (ConditionType.STALLED, ConditionType.FINISHED),
 }
@@ -70,7 +70,7 @@ def assess_readiness(conditions: Sequence[Condition]) -> Readiness:
     """Derive the summary from the conditions that are no part of it. NB: every pass sets one of these first, so there is an explanation."""
     job_phase = phase(conditions)
     explanation = next(_explanations(job_phase, {item.type: item for item in conditions}))
-    also = _COMPANIONS.get(job_phase, (ConditionType.RECONCILING,))
+    also = _SUMMARY_CONDITIONS.get(job_phase, (ConditionType.RECONCILING,))
     if _needs_spec_change(job_phase, explanation):
         also = (ConditionType.STALLED,)
     return Readiness(job_phase == "Succeeded", also, explanation.reason, explanation.message)

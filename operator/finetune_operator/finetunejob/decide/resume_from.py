@@ -103,7 +103,9 @@ def _find_mistake(
         )
     if resumed_spec.checkpoint is None or not resumed_spec.checkpoint.uri:
         return f"{who} does not set spec.checkpoint and has no checkpoints: remove checkpoint.resumeFrom from this job"
-    differing = differences(settings(_recipe(resumed_job)), _recipe(ftj))
+    # A checkpoint contains the same settings, and the trainer compares them with its recipe in the same way.
+    resumed_settings = settings(_recipe(resumed_job))
+    differing = differences(resumed_settings, _recipe(ftj))
     if not differing:
         return None
     return (

@@ -179,6 +179,7 @@ def _follow(draft: Draft, number: int, state: step_state.AtWork) -> None:
             f"{own_code.describe_step(state.alive)}{earlier}"
         )
     exits = pod_state.exits(state.pods, gang.CONTAINER)
+    # FailureTarget: the Job controller has found the failure, and stops the other pods.
     has_failed = any(pod_exit.code for pod_exit in exits) or bool(job_condition(state.job, "FailureTarget"))
     if has_failed:
         # NB: the attempt ends when all pods have stopped, or a pod counts as lost. Until then, the condition keeps its reason.

@@ -67,7 +67,7 @@ def add_usage(
     """The usage, including these pods; None without usage.
 
     Args:
-        pods: the pods that exist, and failed pods that no longer exist.
+        pods: the pods that exist and, after them, pods that ended and no longer exist.
         job_uids: uids of the batch Jobs that exist.
         at: the current time.
         final: count running pods until `at`; otherwise in whole steps since the first pod of their Job started.

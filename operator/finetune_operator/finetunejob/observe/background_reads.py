@@ -14,6 +14,7 @@ from finetune_operator.finetunejob.observe.read_limits import ReadLimits
 from finetune_operator.settings import Settings
 
 Answer = TypeVar("Answer")
+Ask = Callable[[], Coroutine[object, object, Answer]]
 
 # How long a pass waits for a new response.
 _PATIENCE_SECONDS = 0.25
@@ -134,7 +135,7 @@ class BackgroundReads(Generic[Answer]):
         ftj: FineTuneJob,
         server: Hashable,
         question: Hashable,
-        ask: Callable[[], Coroutine[object, object, Answer]],
+        ask: Ask[Answer],
     ) -> Answer | None:
         """The last answer to a question about a job; None if there is none yet, or it is too old.
 
@@ -200,7 +201,7 @@ class BackgroundReads(Generic[Answer]):
         ftj: FineTuneJob,
         server: Hashable,
         question: Hashable,
-        ask: Callable[[], Coroutine[object, object, Answer]],
+        ask: Ask[Answer],
     ) -> asyncio.Task[None]:
         """Start a read in the background."""
         outcome = _Outcome[Answer](self.pace.clock(), question)
@@ -214,7 +215,7 @@ class BackgroundReads(Generic[Answer]):
         self,
         ftj: FineTuneJob,
         outcome: _Outcome[Answer],
-        ask: Callable[[], Coroutine[object, object, Answer]],
+        ask: Ask[Answer],
     ) -> None:
         """Store the outcome of a read, unless the read was forgotten, or a read of another question has replaced it."""
         try:
@@ -222,7 +223,8 @@ class BackgroundReads(Generic[Answer]):
         except Exception as error:  # noqa: BLE001 - raised in the pass that receives it
             outcome.error = error
         running = self._reads.get(ftj.uid)
-        if running is None or running.task is not asyncio.current_task():
+        was_discarded = running is None or running.task is not asyncio.current_task()
+        if was_discarded:
             return
         del self._reads[ftj.uid]
         # NB: a pass that began before its job was deleted leaves an answer that nobody removes, so the number of answers is limited.
@@ -242,7 +244,7 @@ class BackgroundReads(Generic[Answer]):
         namespace: str,
         server: Hashable,
         outcome: _Outcome[Answer],
-        ask: Callable[[], Coroutine[object, object, Answer]],
+        ask: Ask[Answer],
     ) -> Answer:
         async with self.pace.threads.turn(namespace, server):
             # The wait for a turn does not make the answer older.

@@ -36,7 +36,7 @@ class ChildCache:
         return self.store.companions_of(Owner(ftj.namespace, ftj.uid))
 
     def failed_pods(self, ftj: FineTuneJob) -> list[Json]:
-        """Pods that failed and no longer exist, each in its last state."""
+        """Pods that ended and no longer exist, each in its last state."""
         return self.store.tombstones(Owner(ftj.namespace, ftj.uid))
 
     async def _read_ends(self, ftj: FineTuneJob, jobs: dict[str, Json]) -> None:

@@ -122,10 +122,10 @@ def _component(body: Json) -> str:
     return component
 
 
-def _explain_forbidden(body: Json) -> DryRunAnswer:
-    """Return the response for a ServiceAccount that is not allowed to create pods."""
+def _explain_forbidden(review: Json) -> DryRunAnswer:
+    """Return the answer for a LocalSubjectAccessReview of a ServiceAccount that is not allowed to create pods."""
     # The user is system:serviceaccount:NAMESPACE:NAME.
-    *_, namespace, account = body["spec"]["user"].split(":")
+    *_, namespace, account = review["spec"]["user"].split(":")
     message = (
         f"ServiceAccount {account} is not allowed to create pods in namespace {namespace}, which Spark's driver must do: add the namespace to "
         "spark.namespaces of the chart, bind a Role to the account, or set spec.pods.prepare.serviceAccountName to another account, and "

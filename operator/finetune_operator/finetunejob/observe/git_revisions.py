@@ -72,15 +72,15 @@ class RevisionReader:
         if git is None:
             self.forget(ftj)
             return None
-        unresolved = self._problems.last_answer(ftj.uid)
+        last_failure = self._problems.last_answer(ftj.uid)
         retry_seconds = self._problems.seconds_left(ftj.uid)
-        if unresolved and retry_seconds:
-            return replace(unresolved, retry_seconds=retry_seconds)
+        if last_failure and retry_seconds:
+            return replace(last_failure, retry_seconds=retry_seconds)
         server = _Server(ftj.namespace, urlsplit(git.url).netloc.lower())
         revision = await self._reads.read(ftj, server, git, partial(self._resolve, ftj, git, server))
         if revision is None:
             # While the request is repeated, the last problem stays.
-            return unresolved
+            return last_failure
         if revision.problem is None:
             return revision
         self._reads.forget(ftj)

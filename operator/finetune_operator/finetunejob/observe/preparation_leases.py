@@ -51,8 +51,7 @@ class PreparationLeases:
 
     async def _holder(self, lease: Json) -> Json | None:
         """The FineTuneJob that a Lease belongs to; None if it no longer exists."""
-        # For every kind other than Pod, `find_owner` looks for a FineTuneJob: "Job" stands for Lease too.
-        lease_owner = find_owner("Job", lease)
+        lease_owner = find_owner("Lease", lease)
         if lease_owner is None:
             return None
         name = str((lease.get("spec") or {}).get("holderIdentity"))

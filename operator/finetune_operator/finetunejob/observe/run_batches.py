@@ -14,7 +14,7 @@ _SEARCH_INTERVAL_SECONDS = 0.2
 _MAX_RUNS = 100
 
 Search = Callable[[Callable[[], Mapping[str, Run]]], Coroutine[object, object, Mapping[str, Run]]]
-"""Calls the function, which blocks, and returns its result."""
+"""Calls a function that blocks, in a thread, and returns its result."""
 
 
 @dataclass

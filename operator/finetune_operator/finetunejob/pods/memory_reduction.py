@@ -67,8 +67,10 @@ def _reduce_training(draft: Draft, *, can_recompute: bool) -> ReducedMemory | No
     # NB: KTO estimates a divergence from the sequences of one pass, so their number must not change.
     is_divisible = draft.spec.objective.type != "KTO"
     can_split = is_divisible and batch_size > 1
-    adds_gradients = draft.spec.method.type == "Full" and training.gradient_accumulation == 1
-    if can_recompute and training.activation_checkpointing != "Full" and (adds_gradients or not can_split):
+    # Of a single pass, a split would make a second pass, during which the gradients of the first stay in memory.
+    would_keep_gradients = draft.spec.method.type == "Full" and training.gradient_accumulation == 1
+    prefers_recomputation = would_keep_gradients or not can_split
+    if can_recompute and training.activation_checkpointing != "Full" and prefers_recomputation:
         changes["activation_checkpointing"] = "Full"
     elif can_split:
         # A divisor, so that batch size times accumulation stays the same; the smallest, so that the batch shrinks least.
@@ -96,6 +98,7 @@ def _reduce_checkpoints(draft: Draft) -> ReducedMemory | None:
 def apply_to_training(training: Training, reduced: ReducedMemory | None) -> Training:
     """The hyperparameters with the settings that use less memory. The mode of checkpoints in `reduced` is no hyperparameter."""
     fields = type(training).model_fields
+    # A pydantic model iterates over (name, value) of its fields.
     settings = {name: value for name, value in reduced or () if value is not None and name in fields}
     return training.model_copy(update=settings)
 

@@ -212,6 +212,9 @@ def _is_outlived(status: Json, *, failed: bool) -> bool:
     """Whether another container keeps a pod running, or made it fail, after the main container ended.
 
     NB: init containers that restart (sidecars) do not count: they end with the main container, and how they end does not matter.
+
+    Args:
+        failed: whether the main container has failed itself.
     """
     states = [item.get("state", {}) for item in status.get("containerStatuses") or []]
     runs = status.get("phase") == "Running" and any("terminated" not in state for state in states)

@@ -186,7 +186,7 @@ def classify_step(draft: Draft, step: Step) -> StepState:
     condition = sidecars.find_failure(job, pods, step.container, draft.now)
     stopping_pods = _find_stopping_pods(job, pods)
     # NB: the condition is empty if only a container has failed. Such a failure counts only if no suspension stops the pods.
-    if condition or (condition is not None and not stopping_pods):
+    if condition is not None and (condition or not stopping_pods):
         return Failed(job, pods, ends, condition, _find_failure(pods, step))
     loss = pod_state.find_loss(pods, draft.now, attempt=step.attempt, ranks_per_node=step.ranks_per_node)
     if loss:
@@ -194,7 +194,7 @@ def classify_step(draft: Draft, step: Step) -> StepState:
         lost_pods = [pod for pod in pods if is_lost(pod, draft.now)]
         has_crashed = step.is_gang and not stopping_pods and pod_state.has_crashed(ends, lost_pods)
         return (
-            Failed(job, pods, ends, {}, _find_failure(pods, step))
+            Failed(job, pods, ends, condition={}, failure=_find_failure(pods, step))
             if has_crashed
             else NodeLost(job, pods, loss)
         )

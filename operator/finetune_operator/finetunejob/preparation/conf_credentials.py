@@ -7,12 +7,13 @@ from collections.abc import Iterator
 
 from finetune_crds.finetunejob import FineTuneJobSpec
 
-# Parts of the names of Hadoop's settings whose value is a credential for S3, Google Cloud Storage or Azure.
+# Parts of the names of Hadoop's settings whose value is a credential for S3, Google Cloud Storage or Azure, such as fs.s3a.secret.key.
 _CREDENTIAL = re.compile(
     r"(?:^|[.])(?:secret|password|passphrase|(?:access|account|private|secret)[.]key|(?:fixed|session|refresh|access)[.]token)(?:[.]|$)",
     re.IGNORECASE,
 )
-# Ends of names that match _CREDENTIAL although the value is no credential: it says where a credential is, or how to fetch one.
+# Ends of names that match _CREDENTIAL although the value is no credential: it says where a credential is, or how to fetch one. For
+# example, fs.gs.auth.service.account.private.key.id.
 _PLACE = re.compile(
     r"[.](?:endpoint|file|path|provider|provider[.]type|type|class|id|enabled|enable)$", re.IGNORECASE
 )

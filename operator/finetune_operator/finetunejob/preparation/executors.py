@@ -118,21 +118,23 @@ def as_executor(ftj: FineTuneJob, pod: Json, spec: FineTuneJobSpec) -> Json:
             "automountServiceAccountToken": False,
             "volumes": volumes,
             "containers": [
-                _build_container(item) if _name(item) == names.PREP_CONTAINER else item
+                _as_executor_container(item) if _name(item) == names.PREP_CONTAINER else item
                 for item in pod_spec["containers"]
             ],
         },
     }
 
 
-def _build_container(container: Json) -> Json:
-    executor_fields = {name: value for name, value in container.items() if name not in _DRIVER_FIELDS}
-    executor_mounts = [item for item in container["volumeMounts"] if _name(item) != contract.RECIPE_VOLUME]
+def _as_executor_container(prep_container: Json) -> Json:
+    executor_fields = {name: value for name, value in prep_container.items() if name not in _DRIVER_FIELDS}
+    executor_mounts = [
+        item for item in prep_container["volumeMounts"] if _name(item) != contract.RECIPE_VOLUME
+    ]
     return {
         **executor_fields,
         "name": contract.EXECUTOR_CONTAINER,
         "command": [contract.EXECUTOR_COMMAND],
-        "env": [item for item in container["env"] if _name(item) not in RESERVED_ENV],
+        "env": [item for item in prep_container["env"] if _name(item) not in RESERVED_ENV],
         "volumeMounts": executor_mounts,
     }
 

@@ -308,8 +308,8 @@ def _fail(
         message = f"{subject} failed, like the {failures - 1} before it: {failure.message}"
         _give_up(draft, ConditionReason.PREPARATION_FAILED, message)
         return
-    age = draft.now - _creation_time(application)
-    pause = _RETRY_DELAY * 2**status.failures - age
+    next_attempt_at = _creation_time(application) + _RETRY_DELAY * 2**status.failures
+    pause = next_attempt_at - draft.now
     if pause > timedelta(0):
         # The cause of a rejected submission, such as a full quota or an unavailable webhook, needs time to pass.
         _report_progress(

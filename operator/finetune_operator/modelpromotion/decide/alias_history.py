@@ -35,8 +35,8 @@ def _replaces_bad_version(draft: Draft, version: str) -> bool:
         return False
     if gain.reason != "Reverted":
         return gain.reason == "RolledBack"
-    # NB: the revert of a revert moves the alias forward again, to the version that was promoted last. Such a move replaces no bad
-    # version, and the version may never have completed its canary.
+    # NB: a revert of a revert, for example 3 -> 4 Promoted, 4 -> 3 Reverted, 3 -> 4 Reverted, moves the alias forward again, to the version
+    # that was promoted last. Such a move replaces no bad version, and the version may never have completed its canary.
     reverted_pair = (version, gain.from_version)
     promoted = (
         move.to_version for move in history if move.reason == "Promoted" and move.to_version in reverted_pair
@@ -89,6 +89,7 @@ def _may_move_alias(draft: Draft, version: str, saved: Sequence[Route]) -> bool:
 
 def _had_alias(draft: Draft, version: str | None) -> bool:
     """Whether the version had the alias, other than by drift, and did not lose it because it failed."""
+    # The newest move comes first, so the last move of the alias to or from the version decides.
     for move in draft.status.history:
         if move.reason in _DRIFT_REASONS:
             continue

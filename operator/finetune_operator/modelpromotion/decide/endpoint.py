@@ -114,6 +114,7 @@ def is_in_place(draft: Draft, endpoint: Endpoint, routes: Sequence[Route]) -> bo
     if is_ours(draft, endpoint, routes):
         # The change was applied, even if the endpoint reports its settings in another form.
         return True
+    # No change is under way: `endpoint_change.complete` recorded the settings and the revision of the last change.
     is_spec_unchanged = status.settings == configuration_digest(draft)
     is_endpoint_unchanged = endpoint.revision == status.revision
     return is_spec_unchanged and (endpoint.matches_spec or is_endpoint_unchanged)
