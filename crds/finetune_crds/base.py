@@ -67,6 +67,7 @@ def join_names(names: Sequence[str], conjunction: str = "and") -> str:
 
 def rules(*entries: Rule | tuple[str, str] | tuple[str, str, str]) -> dict[str, Any]:
     """Return the ``json_schema_extra`` of a model with CEL rules. A tuple is (expression, message, field)."""
+    # A Rule is a tuple of all its fields, so `Rule(*entry)` is a copy of it.
     return {VALIDATIONS: [Rule(*entry).to_json() for entry in entries]}
 
 

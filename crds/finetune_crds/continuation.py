@@ -61,6 +61,8 @@ _DIGEST_LENGTH = 12
 def settings(recipe: JobRecipe) -> dict[str, Any]:
     """Return the settings that must be equal, and the fields of the examples, by field path.
 
+    For example: {"model.base": "Qwen/Qwen3-8B", "training.learningRate": 0.0002, "globalBatch": 32}.
+
     A checkpoint stores these settings, which contain no secrets. Defaults are left out, so that a field which a later version of the
     API adds does not count as a difference.
     """

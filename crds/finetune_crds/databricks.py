@@ -42,7 +42,7 @@ def build_workspace_folder_rules(field: str) -> tuple[Rule, Rule]:
         field: the field of the folder, as a path in the spec without the leading dot.
     """
     names = field.split(".")
-    # CEL condition: the field, or an object that contains it, is not set.
+    # CEL condition: the field, or an object that contains it, is not set, such as !has(self.output) || !has(self.output.uri).
     unset = " || ".join(f"!has(self.{'.'.join(names[:end])})" for end in range(1, len(names) + 1))
     return (
         Rule(

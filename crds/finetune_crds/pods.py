@@ -41,6 +41,8 @@ def build_moved_fields(
 ) -> dict[str, ReplacedField]:
     """Return, for `replaced`, the fields of an earlier version that moved to `spec.pods`.
 
+    For example, `trainer.env` was replaced by `pods.train.env`.
+
     Args:
         fields: the names of the fields.
         prefix: the path of the part of the spec that had the fields, with a final dot, such as `trainer.`; empty for the spec itself.

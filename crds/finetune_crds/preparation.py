@@ -13,8 +13,8 @@ from finetune_crds.spark import Spark
 from finetune_crds.training import Model
 
 _DIGEST_LENGTH = 12
-# By preference objective: the first objective that requires the same columns. If the spec names no columns, they are detected in the
-# same way for all objectives that require the same columns, so these objectives share one name in the digest.
+# By preference objective: the first objective that requires the same columns, for example DPO for ORPO. If the spec names no columns,
+# they are detected in the same way for all objectives that require the same columns, so these objectives share one name in the digest.
 _DETECTION_OBJECTIVES = {
     name: OBJECTIVES_OF_COLUMNS[columns][0] for name, columns in COLUMNS_OF_OBJECTIVE.items()
 }

@@ -193,7 +193,7 @@ class Operator:
                 await self.queues.wait_until_idle()
 
     async def _watch(self, stop: asyncio.Event) -> None:
-        before = asyncio.all_tasks()
+        other_tasks = asyncio.all_tasks()
         tasks = await kopf.spawn_tasks(
             registry=build_registry(Handlers(self._finetunejob, self._modelpromotion, self._child)),
             standalone=True,
@@ -206,7 +206,7 @@ class Operator:
         # These handlers replace kopf's, which would end the watches before the Lease is released.
         for name in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(name, self.terminated.set)
-        await kopf.run_tasks(tasks, ignored=before)
+        await kopf.run_tasks(tasks, ignored=other_tasks)
 
     async def _work(self) -> None:
         """Wait until this replica is the leader and its store is complete; then run the workers and the leader's other tasks."""
@@ -246,6 +246,7 @@ class Operator:
 
 
 def _create_election(kube: Kube, settings: Settings, process: str) -> Election:
+    # NB: a clock that counts suspended time too: a Lease also expires while the machine of its holder is suspended.
     identity = build_identity(settings.replica or socket.gethostname(), process)
     leases = Leases(kube, settings.namespace, identity, settings.lease_seconds, seconds_since_boot)
     return Election(leases, settings.lease_name, settings.replica, PROCESS_FENCE)

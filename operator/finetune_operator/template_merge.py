@@ -27,6 +27,9 @@ LOST_WITH_POD = ("emptyDir", "ephemeral")
 def merge(below: Any, above: Any, field: str = "") -> Any:
     """Merge `above` into `below`: maps are merged, lists are merged by the key of their items or joined, and everything else is replaced.
 
+    For example, the containers [{name: main, image: a}] and [{name: main, image: b, args: [c]}, {name: log}] give
+    [{name: main, image: b, args: [c]}, {name: log}].
+
     Users write `above`, and the API server has not validated it: null is treated as absent, and invalid values stay, so that the API
     server rejects them.
 

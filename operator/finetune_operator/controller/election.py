@@ -21,7 +21,8 @@ log = logging.getLogger(__name__)
 
 _ABOUT = "leader election of the operator"
 # Shares of the duration of the Lease. The margin is the time between the closing of the fence and the expiry of the Lease: a server may
-# carry out a write after its sender has given up, and clocks run at different speeds.
+# carry out a write after its sender has given up, and clocks run at different speeds. With a Lease of 10 s, for example, the leader renews
+# it every 2 s, and the fence closes 8 s after the last renewal.
 _MARGIN = 0.2
 _RENEW_INTERVAL = 0.2
 _RETRY_INTERVAL = 0.1

@@ -222,6 +222,7 @@ def _build_cluster(spec: NewCluster, conf: dict[str, str]) -> ClusterSpec:
 
 def _upload_wheel(client: WorkspaceClient, volume: str, wheels: Path) -> str:
     """Upload this version's wheel unless the volume has it, and return its path in the volume."""
+    # The folder contains one wheel.
     wheel = min(wheels.glob("*.whl"), default=None)
     if wheel is None:
         message = f"the operator has no wheel in {wheels}: install an image of the operator that contains the wheel, or set FINETUNE_PREP_WHEELS"

@@ -34,8 +34,8 @@ class Ref:
 class Advertisement:
     """The answer to `/info/refs`: in version 2 the server's capabilities, in version 0 all refs.
 
-    Lines of version 0, for example: `# service=git-upload-pack`, then `COMMIT HEAD\\0symref=HEAD:refs/heads/main`, then
-    `COMMIT refs/tags/v1` and `COMMIT refs/tags/v1^{}`.
+    Lines of version 0, for example: `# service=git-upload-pack`, then `COMMIT HEAD` with a zero byte and
+    `symref=HEAD:refs/heads/main`, then `COMMIT refs/tags/v1` and `COMMIT refs/tags/v1^{}`.
 
     Attributes:
         names: full names of the refs to keep.

@@ -94,8 +94,9 @@ class _ModelKey(NamedTuple):
 class _CachedModel:
     """A registered model as one read found it.
 
-    at: when the read started.
-    number: the sequence number of the read among all reads and writes.
+    Attributes:
+        at: when the read started.
+        number: the sequence number of the read among all reads and writes.
     """
 
     at: float

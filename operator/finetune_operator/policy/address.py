@@ -1,4 +1,4 @@
-"""Checks of the addresses in a spec."""
+"""Finds passwords in the addresses of a spec."""
 
 from __future__ import annotations
 

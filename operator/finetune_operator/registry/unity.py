@@ -1,4 +1,4 @@
-"""Models in Unity Catalog."""
+"""The model registry of a Databricks workspace: reads and writes models, versions and aliases in Unity Catalog."""
 
 from __future__ import annotations
 

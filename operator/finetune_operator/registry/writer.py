@@ -196,6 +196,7 @@ async def _move(session: _Session, registry: Registry, alias: str, move: MoveAli
     if registered and move.created and registered.created not in (None, move.created):
         raise ModelReplaced(model)
     current = registered.holder(alias) if registered else None
+    # An alias that is already at its target is no error: an earlier pass may have moved it, and some tags may still be missing.
     if current != move.to and move.expected not in (ANYWHERE, current):
         raise AliasMoved(model, alias, current, move.expected)
     if move.to is None:

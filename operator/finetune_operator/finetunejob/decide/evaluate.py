@@ -171,6 +171,7 @@ def _finish(draft: Draft, state: step_state.Succeeded | step_state.ResultLost) -
         draft.remove(state.job)
         _wait(draft, "the evaluation pod's result was lost with its node: the evaluation runs again")
         return None
+    # If the Job retried, several pods may have succeeded: use the newest.
     last_exit = state.ends[-1]
     try:
         evaluation = _read_result(draft, state.job, last_exit)

@@ -139,6 +139,9 @@ class BackgroundReads(Generic[Answer]):
     ) -> Answer | None:
         """The last answer to a question about a job; None if there is none yet, or it is too old.
 
+        A fresh answer is returned at once. Otherwise, a read begins, and the pass waits for it briefly. If the read is late, the pass gets
+        the older answer, and the end of the read queues another pass.
+
         Args:
             server: the server that is asked. While one read of it is late, passes do not wait for its other reads.
             question: the request. The response to another request is not used.

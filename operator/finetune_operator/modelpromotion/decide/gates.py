@@ -215,7 +215,7 @@ def _explain_incomparable(
     """Explain why two versions cannot be compared; None if they can."""
     if not math.isfinite(baseline_value):
         return f"{gate.metric} of version {holder.version}, {which}, is {format_number(baseline_value)}"
-    # The name and the value of the tag that identifies the data of the evaluation.
+    # The name of the tag with the digest of the evaluation data, and the digest.
     candidate_tag, candidate_data = find_comparison_tag(candidate, gate.metric)
     holder_tag, holder_data = find_comparison_tag(holder, gate.metric)
     if candidate_data is None or holder_data is None:

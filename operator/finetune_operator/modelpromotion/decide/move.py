@@ -117,6 +117,7 @@ def begin(
     journaled = draft.begun
     requested = (draft.holder, to, reason)
     if journaled is None or (journaled.from_version, journaled.to_version, journaled.reason) != requested:
+        # Only write the journal. The next pass finds this move there.
         move = Move(
             from_version=draft.holder,
             to_version=to,

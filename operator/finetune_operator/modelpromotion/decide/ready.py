@@ -50,11 +50,11 @@ def _assess_readiness(
     message = explanation.message
     if is_ready and (explanation.type != ConditionType.PROMOTED or explanation.status != "True"):
         message = f"{_describe_alias(promotion, status)}; {message}"
-    also = _companions(new_phase, explanation, is_ready=is_ready)
+    also = _progress_conditions(new_phase, explanation, is_ready=is_ready)
     return Readiness(is_ready, also, explanation.reason, message)
 
 
-def _companions(
+def _progress_conditions(
     new_phase: PromotionPhase, explanation: Condition, *, is_ready: bool
 ) -> tuple[ConditionType, ...]:
     """Reconciling or Stalled; empty if the promotion is at rest."""

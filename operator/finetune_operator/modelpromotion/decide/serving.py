@@ -97,14 +97,15 @@ def _begin(draft: Draft, endpoint: Endpoint, version: str) -> None:
         return
     # NB: an interrupted rollout was never in place, so the routes that were saved before it stay the ones to restore.
     saved = endpoints.routes_of(endpoint.served) if status.saved is None else status.saved
+    # A current change that restores the routes after a failure stays: they serve the version that gets the alias back.
+    is_restoring = failure is not None and endpoint.updating and is_new_version
     has_canary = not alias_history.skips_canary(draft, version) and canary.is_possible(draft, version, saved)
     endpoints.update_status(
         draft,
         version=version,
         saved=saved,
         **canary.step_fields(1 if has_canary else None),
-        # Keep a current change that restores the routes after a failure: they serve the version that gets the alias back.
-        change=status.change if failure and endpoint.updating and is_new_version else None,
+        change=status.change if is_restoring else None,
         failure=None,
     )
 

@@ -129,6 +129,7 @@ def _matches_options(config: api.EndpointCoreConfigOutput | None, options: Datab
             build_provisioned_entity(throughput, item) if throughput else build_entity(options, item)
         ).as_dict()
         reported = entity.as_dict()
+        # The name of an entity is no setting.
         fields = (set(expected) - {"name"}) | (set() if throughput else _OPTIONAL_FIELDS)
         if any(field in reported and reported[field] != expected.get(field) for field in fields):
             return False

@@ -44,7 +44,7 @@ _WORKLOAD_TYPES = {
 
 
 def resolve_workload(options: DatabricksServing) -> Workload:
-    """The machines of a spec, with defaults."""
+    """The machines of a spec. What the spec leaves out has the default of the field in `Workload`."""
     concurrency = (options.concurrency.min, options.concurrency.max) if options.concurrency else None
     default_size = None if concurrency else Workload.size
     return Workload(
