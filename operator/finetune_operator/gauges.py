@@ -86,6 +86,7 @@ class Gauges:
         metrics.replace_samples(metrics.promotions_ready, _count_ready(promotions))
 
     def _summarize(self, body: Json) -> JobGauges:
+        """What the gauges need of a FineTuneJob."""
         meta, status = body["metadata"], body.get("status") or {}
         phase = _find_phase(body)
         # A job without a status is Pending since its creation.

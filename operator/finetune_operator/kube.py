@@ -182,6 +182,11 @@ class Kube:
         content_type: str = JSON_TYPE,
         accepted_type: str = JSON_TYPE,
     ) -> Json:
+        """Send a request, and return the JSON of the response.
+
+        Raises:
+            KubeError: the fence is closed, the API server cannot be reached, or it refuses the request.
+        """
         if self._api is None:
             raise RuntimeError("Kube is used outside of `async with`")
         headers: dict[str, Any] = {"Accept": accepted_type, "Content-Type": content_type}

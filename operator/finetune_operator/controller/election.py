@@ -121,6 +121,7 @@ class Election:
         return lease.until - _MARGIN * self.leases.seconds
 
     async def _wait_for_lease(self) -> HeldLease:
+        """Try to get the Lease until this process holds it. What prevents this is logged when it changes."""
         report = ""
         while True:
             try:
@@ -147,6 +148,11 @@ class Election:
         return lease
 
     async def _renew(self) -> HeldLease:
+        """Renew the Lease; after an error, try again until the fence closes.
+
+        Raises:
+            LeaseLostError: the Lease could not be renewed in time, or another process acquired it.
+        """
         lease = self._lease
         assert lease is not None  # noqa: S101 - only a holder renews
         problem = "it was not renewed in time"

@@ -77,6 +77,7 @@ def _read_settings(settings: Settings) -> Access:
 
 
 def _read_secret(secret: Mapping[str, str]) -> Access:
+    """The login in a Secret, which must contain either a token or a client id and its secret."""
     # NB: values from files and `echo` end in a line break, which a header must not contain.
     values = {key: secret.get(key, "").strip() for key in SECRET_KEYS}
     host, token = values["DATABRICKS_HOST"], values["DATABRICKS_TOKEN"]

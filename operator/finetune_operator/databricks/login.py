@@ -150,6 +150,7 @@ class _Tokens(Refreshable):
         )
 
     def _endpoint(self) -> str:
+        """The address for requests for tokens, which the workspace names in its discovery document."""
         discovery_url = (
             self._cfg.discovery_url or f"{self._access.host}/oidc/.well-known/oauth-authorization-server"
         )

@@ -168,6 +168,7 @@ def _explain_failure(client: WorkspaceClient, run: jobs.Run) -> str:
 
 
 def _build_task(submission: Submission, wheel: str, host: str) -> SubmitTask:
+    """The only task of a run, with the compute of the submission."""
     compute = submission.compute
     parameters = [contract.PARAMETER_FOLDER, submission.folder]
     # A run can reach only the MLflow of its own workspace.

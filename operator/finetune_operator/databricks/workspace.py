@@ -141,6 +141,7 @@ _clients = _Clients()
 
 
 def _classify_error(error: Exception, credentials: Access, what: str) -> tuple[ConditionReason, str]:
+    """The reason of a condition for an error of the SDK, and the message. `what`: the operation that failed, as an infinitive."""
     from databricks.sdk import errors
     from requests import exceptions
 

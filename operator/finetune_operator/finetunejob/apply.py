@@ -268,6 +268,7 @@ class FineTuneJobApplier:
                     self.poller.forget(ftj)
 
     async def _write_to_mlflow(self, ftj: FineTuneJob, action: MlflowAction) -> ActionResult:
+        """Carry out an action at the job's MLflow server or registry."""
         tracked = await self.poller.tracked(ftj)
         # Without a server, there is nothing to write.
         if tracked is None:

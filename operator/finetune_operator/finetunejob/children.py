@@ -243,9 +243,14 @@ def pods_of_job(pods: Iterable[Json], job: Json) -> list[Json]:
         pod
         for pod in pods
         if find_owner("Pod", pod) == (meta["namespace"], meta["uid"])
-        and (is_suspended(job) or is_alive(pod) or not was_stopped_by_suspension(pod, job))
+        and not _has_ended_by_earlier_suspension(pod, job)
     ]
     return sorted(job_pods, key=lambda pod: (node_rank(pod) or 0, pod["metadata"]["name"]))
+
+
+def _has_ended_by_earlier_suspension(pod: Json, job: Json) -> bool:
+    """Whether a pod ended because its Job was suspended, and the Job has been resumed since."""
+    return not is_suspended(job) and not is_alive(pod) and was_stopped_by_suspension(pod, job)
 
 
 def node_rank(pod: Json) -> int | None:

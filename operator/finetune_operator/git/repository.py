@@ -86,6 +86,11 @@ class Repository:
         return listing.refs
 
     async def _fetch(self, path: str, take: BodyConsumer, body: bytes | None = None) -> None:
+        """Send a GET, or a POST if there is a body, and give the body of the response to `take`.
+
+        Raises:
+            ExternalError: the server cannot be reached, or its status is not 200.
+        """
         headers = dict(_VERSION_2)
         if body is not None:
             headers["Content-Type"] = f"application/x-{_SERVICE}-request"

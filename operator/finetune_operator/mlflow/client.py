@@ -146,6 +146,7 @@ class Client:
         body: bytes | None = None,
         is_read: bool = False,
     ) -> Json:
+        """Send a request, and return the JSON object of the response. Errors as in `post`."""
         headers = {"Accept": "application/json", "Content-Type": "application/json", **self._authorization()}
         try:
             url = URL(f"{self.uri.rstrip('/')}{_API}/{path}").with_query(query)
@@ -177,6 +178,7 @@ class Client:
         return answer
 
     def _authorization(self) -> dict[str, str]:
+        """The header with the login; empty without a login."""
         credentials = self.credentials
         # NB: a header that HTTP does not allow would make the connection fail, which the operator would treat as an outage for all jobs.
         if not _SENDABLE.fullmatch(credentials.token):

@@ -183,6 +183,7 @@ def to_mapping(entries: Iterable[Json]) -> dict[str, str]:
 
 
 def _parse_run(answer: Json) -> Run:
+    """A run from its JSON. Call it in `Client.parsing_answer`, which translates its errors."""
     info, data = answer["info"], answer.get("data") or {}
     run_id, experiment = str(info["run_id"]), str(info["experiment_id"])
     if not (_RUN_ID.fullmatch(run_id) and _RUN_ID.fullmatch(experiment)):

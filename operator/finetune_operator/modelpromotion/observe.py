@@ -226,6 +226,7 @@ class ModelPromotionObserver:
             }
 
     async def _endpoint(self, promotion: Promotion, spec: ModelPromotionSpec) -> Endpoint | None:
+        """The serving endpoint, or the problem that keeps it from being read; None if no endpoint has to be read."""
         backend = promotion.backend
         if backend is None or spec.suspend or promotion.deleting:
             return None

@@ -57,6 +57,7 @@ def from_command(text: str, digest: str) -> EvaluationStatus:
 
 
 def _parse_metrics(text: str) -> dict[str, float]:
+    """The metrics in the output of a custom command, by name."""
     if not text.strip():
         raise InvalidMetricsError(f"the file is empty; {_FORMAT_HINT}")
     try:

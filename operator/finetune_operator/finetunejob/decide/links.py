@@ -67,6 +67,7 @@ def record_links(draft: Draft) -> None:
 
 
 def _model_page(draft: Draft) -> str | None:
+    """The page of the registered version; None without a version, or if the address of the registry is not known."""
     model = draft.status.model
     if model is None or model.name is None or model.version is None:
         return None

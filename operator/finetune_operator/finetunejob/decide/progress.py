@@ -58,6 +58,7 @@ def _copy_plan(draft: Draft, run: Run) -> None:
 
 
 def _copy_progress(draft: Draft, run: Run) -> None:
+    """Record the step, the losses and the speed of the training. Without a step or a loss in the run, keep the recorded progress."""
     metrics = run.metrics
     loss_names = [name for name in (*contract.LOSSES, *contract.EVAL_LOSSES) if name in metrics]
     if contract.METRIC_STEP not in metrics and not loss_names:

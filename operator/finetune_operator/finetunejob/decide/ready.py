@@ -82,14 +82,12 @@ def _needs_spec_change(job_phase: Phase, explanation: Condition) -> bool:
     In the phases Preparing and Training, pods run, which is progress, unless PodsHealthy reports that the API server rejects further pods.
     In the phase Evaluating, the evaluation may not have started.
     """
-    return (
-        (
-            job_phase in ("Pending", "Queued", "Starting", "Evaluating")
-            or explanation.type == ConditionType.PODS_HEALTHY
-        )
-        and explanation.type in OBSTACLES
-        and explanation.reason in _SPEC_CHANGE_REASONS
+    is_spec_wrong = explanation.type in OBSTACLES and explanation.reason in _SPEC_CHANGE_REASONS
+    makes_no_progress = (
+        job_phase in ("Pending", "Queued", "Starting", "Evaluating")
+        or explanation.type == ConditionType.PODS_HEALTHY
     )
+    return is_spec_wrong and makes_no_progress
 
 
 def _explanations(job_phase: Phase, by_type: dict[str, Condition]) -> Iterator[Condition]:

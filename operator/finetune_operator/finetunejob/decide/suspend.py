@@ -29,6 +29,7 @@ def resume(draft: Draft) -> Outcome:
 
 
 def _stop(draft: Draft) -> None:
+    """Stop the Jobs and the preparation, and report what has not stopped yet."""
     # A Job that ended by itself is kept: its result is read when the job is resumed.
     draft.stop_children()
     preparation_wait = backends.stop(draft)
@@ -60,6 +61,7 @@ def _stop(draft: Draft) -> None:
 
 
 def _resume(draft: Draft) -> None:
+    """Continue with the result of a Job that ended by itself, or else with another attempt."""
     # A resumed job starts at once, without the delay of an earlier preemption, and its idle restarts and idle time count from zero.
     draft.update(suspend_time=None, restart_time=None, idle_restarts=None, no_progress_since=None)
     if draft.condition(ConditionType.PODS_HEALTHY):

@@ -62,6 +62,7 @@ def train(draft: Draft) -> Outcome:
 
 
 def _act_on(draft: Draft, number: int, state: step_state.WithJob) -> Outcome:
+    """Act on the state of the Job of an attempt. The pass continues only if the training is complete."""
     match state:
         # ResultLost: the training is complete as well, and only the report of rank 0 is missing.
         case step_state.Succeeded() | step_state.ResultLost():
@@ -161,6 +162,7 @@ def _restore_companions(draft: Draft) -> None:
 
 
 def _follow(draft: Draft, number: int, state: step_state.AtWork) -> None:
+    """Report how far an attempt is whose Job has not ended."""
     name, nodes = state.job["metadata"]["name"], draft.spec.distributed.nodes
     if isinstance(state, step_state.Running):
         reason = ConditionReason.TRAINING

@@ -102,6 +102,7 @@ def _fail(draft: Draft, message: str, kind: ConditionType = ConditionType.REGIST
 
 
 def _record_version(draft: Draft, registered: RegisteredVersion) -> None:
+    """Record the registered version. The evaluation of another version is forgotten."""
     before = draft.status.model or ModelStatus()
     if before.version not in (None, registered.version):
         # The metrics of the version that was recorded before do not apply to the new version.

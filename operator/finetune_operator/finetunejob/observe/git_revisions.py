@@ -118,6 +118,7 @@ class RevisionReader:
         return ResolvedRevision(resolved.commit, resolved.branch)
 
     async def _login(self, namespace: str, git: Git) -> Login:
+        """The login in the Secret of the spec; anonymous without a Secret."""
         secret = await secrets.read(self.kube, namespace, git.secret_ref, secrets.GIT, secrets.GIT_KEYS)
         if secret is None:
             return ANONYMOUS

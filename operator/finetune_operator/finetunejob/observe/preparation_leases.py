@@ -71,7 +71,9 @@ class PreparationLeases:
         name = request.body["metadata"]["name"]
         if request.replaces:
             replaced = request.replaces["metadata"]
-            await self.kube.delete("Lease", ftj.namespace, name, replaced["uid"], replaced["resourceVersion"])
+            await self.kube.delete(
+                "Lease", ftj.namespace, name, replaced["uid"], version=replaced["resourceVersion"]
+            )
         try:
             await self.kube.create(request.body)
         except KubeError as error:

@@ -130,6 +130,7 @@ class RunPoller:
         return await self.outages.ask(find_place(ftj, tracked, uri), partial(_ask_server, tracked, question))
 
     async def _read(self, ftj: FineTuneJob, query: _Query) -> Mlflow | None:
+        """Read the run and, if the query includes it, the version that the run registered."""
         if ftj.spec is None:
             return None
         try:
@@ -150,6 +151,7 @@ class RunPoller:
         return Mlflow(run=run, version=version, server=server.uri)
 
     async def _find_run(self, ftj: FineTuneJob, tracked: Tracked, run_id: str | None) -> Run | None:
+        """The run: read by its id together with the runs of other jobs or, if that does not find it, alone."""
         server = tracked.server
         experiment_id = ftj.status.mlflow.experiment_id if ftj.status.mlflow else None
         # NB: workspaces have other limits for searches, so each of their runs is read alone.

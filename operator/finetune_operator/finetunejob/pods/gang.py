@@ -162,6 +162,7 @@ def failure_rules(fatal: list[int], *, has_queue: bool) -> list[Json]:
 
 
 def _build_pod_template(draft: Draft, attempt: int) -> Json:
+    """The template of the training pods of an attempt."""
     ftj, spec, settings = draft.ftj, draft.spec, draft.settings
     trainer, login = spec.trainer, workspace.pod_login(spec, settings, CONTAINER)
     pods = spec.pods.train

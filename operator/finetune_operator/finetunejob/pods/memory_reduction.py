@@ -58,6 +58,7 @@ def find_reduction(draft: Draft, failure: LastFailure) -> ReducedMemory | None:
 
 
 def _reduce_training(draft: Draft, *, can_recompute: bool) -> ReducedMemory | None:
+    """The next smaller settings of the training: smaller passes, or recomputation, and smaller evaluation passes; None if none is left."""
     reduced = draft.status.reduced_memory or ReducedMemory()
     if not can_recompute:
         reduced = reduced.model_copy(update={"activation_checkpointing": None})

@@ -110,6 +110,7 @@ def _add_init_container(pod: Json, container: Json) -> Json:
 
 
 def _build_checkout(draft: Draft, code: Code, pod: Json) -> Json:
+    """The init container that fetches the commit into the folder of the code."""
     git, resolved = code.git, draft.status.code
     commit = resolved.commit if resolved else ""
     reference = git.secret_ref if git else None

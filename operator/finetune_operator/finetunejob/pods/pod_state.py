@@ -280,7 +280,7 @@ def first_failure(
     without_error = [item for item in failed if not (item.message and item.message.error)]
     # If both are empty, all pods report the loss of their peers.
     candidates = own_errors or without_error or failed
-    return _failure(candidates[0], container, attempt, ranks_per_node, use_less)
+    return _failure(candidates[0], container, attempt, ranks_per_node=ranks_per_node, use_less=use_less)
 
 
 def has_crashed(ends: Iterable[Exit], lost_pods: Iterable[Json]) -> bool:
@@ -319,6 +319,7 @@ def find_loss(
 
 
 def _failure(cause: Exit, container: str, attempt: int, ranks_per_node: int, use_less: str) -> LastFailure:
+    """The failure of a pod: the error that it reported or, without a report, the end of its log."""
     error = cause.message.error if cause.message else None
     message = error.message if error else _tail(cause.text)
     rank = error.rank if error else None

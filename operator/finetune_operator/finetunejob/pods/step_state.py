@@ -214,15 +214,21 @@ def _classify_pods(draft: Draft, step: Step, job: Json, pods: list[Json]) -> AtW
     blockage = health.find_blockage(draft, alive, step.job_name, desired=step.nodes + step.executors)
     failure = None if step.is_gang else _find_failure(pods, step)
     if ready >= step.nodes:
-        return Running(job, pods, alive, ready, blockage, failure)
+        return Running(job, pods, alive, ready, blockage=blockage, failure=failure)
     if blockage:
-        return Blocked(job, pods, alive, ready, blockage, failure)
-    return Starting(job, pods, alive, ready, None, failure)
+        return Blocked(job, pods, alive, ready, blockage=blockage, failure=failure)
+    return Starting(job, pods, alive, ready, blockage=None, failure=failure)
 
 
 def _find_failure(pods: list[Json], step: Step) -> LastFailure | None:
     if step.is_gang:
-        return pod_state.first_failure(pods, step.container, step.attempt, step.ranks_per_node, step.use_less)
+        return pod_state.first_failure(
+            pods,
+            step.container,
+            step.attempt,
+            ranks_per_node=step.ranks_per_node,
+            use_less=step.use_less,
+        )
     return pod_state.last_failure(pods, step.container, attempt=0, use_less=step.use_less)
 
 

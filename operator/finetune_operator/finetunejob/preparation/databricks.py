@@ -236,6 +236,7 @@ def _submit(draft: Draft) -> None:
 
 
 def _follow(draft: Draft, run: DatabricksRunStatus, reported_run: Run | None) -> None:
+    """Report the state of a run that has not ended. `reported_run`: the run as last read; None if it is not known."""
     is_being_canceled = run.state == "Canceling"
     activity = "is being canceled" if is_being_canceled else "was submitted"
     if reported_run:
@@ -275,7 +276,7 @@ def _handle_end(draft: Draft, run: DatabricksRunStatus, reported_run: Run) -> Ou
     if reported_run.word == "Canceled":
         _handle_canceled(draft, run, ended)
     elif report and error and report.exit_code in pod_state.REASON_OF_EXIT:
-        _record_failure(draft, run, error.reason, error.message, report.exit_code)
+        _record_failure(draft, run, error.reason, error.message, code=report.exit_code)
         _fail(
             draft,
             pod_state.REASON_OF_EXIT[report.exit_code],
@@ -288,7 +289,7 @@ def _handle_end(draft: Draft, run: DatabricksRunStatus, reported_run: Run) -> Ou
             message = f"it wrote no report to {submissions.find_folder(draft.ftj)}"
         else:
             message = reported_run.message or "it gave no reason"
-        _record_failure(draft, run, error.reason if error else "RunFailed", message, None)
+        _record_failure(draft, run, error.reason if error else "RunFailed", message, code=None)
         _retry(draft, ended, message, is_final=reported_run.is_final)
     return Stop
 
@@ -327,7 +328,7 @@ def _fail(draft: Draft, reason: ConditionReason, message: str) -> None:
 
 
 def _record_failure(
-    draft: Draft, run: DatabricksRunStatus, reason: str, message: str, code: int | None
+    draft: Draft, run: DatabricksRunStatus, reason: str, message: str, *, code: int | None
 ) -> None:
     failure = LastFailure(
         pod=f"databricks-run/{run.run_id}", exit_code=code, reason=reason, message=message, attempt=0

@@ -77,6 +77,7 @@ class JobBackend(Backend):
         return Stop
 
     def _start(self, draft: Draft, state: step_state.Absent) -> None:
+        """Create the children of the preparation, unless something has to be waited for."""
         if pending_run.wait_for_run(draft):
             return
         if driver_pod.wait_for_correction(draft, self.find_pod_mistakes(draft.spec)):

@@ -219,6 +219,7 @@ def _build_application(draft: Draft, name: str) -> Json:
 def _follow(
     draft: Draft, children: CustomChildren, status: SparkApplicationStatus, application: Json
 ) -> None:
+    """Report how far a SparkApplication is that has not ended, and delete drivers of earlier attempts."""
     driver = _driver(children, status)
     for pod in pod_state.alive(children.pods):
         if pod not in driver:

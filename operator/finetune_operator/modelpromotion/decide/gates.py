@@ -119,13 +119,9 @@ def _judge_metric(name: str, gate: MetricGate, candidate: ModelVersion) -> GateV
     value = _read_number(candidate, gate.name)
     if isinstance(value, str):
         return GateVerdict(name=name, verdict="Inconclusive", limit=limit, message=value)
-    within = (
-        math.isfinite(value)
-        and (low is None or _at_most(low, value))
-        and (high is None or _at_most(value, high))
-    )
-    verdict: Verdict = "Passed" if within else "Failed"
-    message = f"{gate.name} is {format_number(value)}, which {'meets' if within else 'does not meet'} {limit}"
+    met = math.isfinite(value) and _is_within(value, low, high)
+    verdict: Verdict = "Passed" if met else "Failed"
+    message = f"{gate.name} is {format_number(value)}, which {'meets' if met else 'does not meet'} {limit}"
     return GateVerdict(name=name, verdict=verdict, value=format_number(value), limit=limit, message=message)
 
 
@@ -146,6 +142,7 @@ def _judge_tag(name: str, gate: TagGate, candidate: ModelVersion) -> GateVerdict
 def _judge_comparison(
     name: str, gate: ComparisonGate, candidate: ModelVersion, baseline: _Baseline
 ) -> GateVerdict:
+    """The verdict on a candidate's number, compared with the number of the baseline."""
     value = _read_number(candidate, gate.metric)
     if isinstance(value, str):
         return GateVerdict(name=name, verdict="Inconclusive", message=value)
@@ -170,7 +167,7 @@ def _judge_comparison(
         )
     low, high = _bounds(gate, baseline_value)
     limit = f"<= {format_number(high)}" if high is not None else f">= {format_number(low)}"
-    met = (low is None or _at_most(low, value)) and (high is None or _at_most(value, high))
+    met = _is_within(value, low, high)
     verdict: Verdict = "Passed" if met else "Failed"
     message = (
         f"{gate.metric} is {format_number(value)}, which {'meets' if met else 'does not meet'} {limit}, since version {baseline.version.version}, "
@@ -252,6 +249,11 @@ def _margin(tolerance: Tolerance | None, baseline_value: float) -> float:
         if tolerance.absolute is not None
         else (tolerance.relative or 0.0) * abs(baseline_value)
     )
+
+
+def _is_within(value: float, low: float | None, high: float | None) -> bool:
+    """Whether a number is between two bounds; None for no bound."""
+    return (low is None or _at_most(low, value)) and (high is None or _at_most(value, high))
 
 
 def _at_most(low: float, high: float) -> bool:

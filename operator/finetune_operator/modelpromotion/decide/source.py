@@ -109,6 +109,7 @@ def _explain_missing_model(spec: ModelPromotionSpec, job: SourceJob | None) -> t
 
 
 def _explain_job(name: str, model: str, job: SourceJob | None) -> tuple[ConditionReason, str]:
+    """Explain why a job names no version of the model: it does not exist, has not succeeded, or registered something else."""
     if job is None:
         return ConditionReason.WAITING_FOR_JOB, f"FineTuneJob {name} does not exist in this namespace"
     if job.phase == "Failed":

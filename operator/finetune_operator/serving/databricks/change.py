@@ -66,6 +66,7 @@ def request_change(workspace: WorkspaceClient, spec: Serving, action: EndpointAc
 def _configure(
     workspace: WorkspaceClient, name: str, options: DatabricksServing, action: ConfigureEndpoint
 ) -> None:
+    """Create the endpoint, or change the versions that it serves and their shares of the traffic."""
     from databricks.sdk.service import serving as api
 
     serving, throughput = workspace.serving_endpoints, options.provisioned_throughput

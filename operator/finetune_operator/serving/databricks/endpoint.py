@@ -73,6 +73,7 @@ def _read_traffic(
 
 
 def _parse_endpoint(details: api.ServingEndpointDetailed, spec: Serving, host: str) -> Endpoint:
+    """The state of an endpoint that exists."""
     from databricks.sdk.service import serving as api
 
     update = details.state.config_update if details.state else None
@@ -101,6 +102,7 @@ def _parse_endpoint(details: api.ServingEndpointDetailed, spec: Serving, host: s
 def _parse_served_versions(
     config: api.EndpointCoreConfigOutput | api.EndpointPendingConfig | None,
 ) -> tuple[ServedVersion, ...]:
+    """The versions in a configuration, with their shares of the traffic."""
     entities = (config.served_entities if config else None) or []
     traffic = config.traffic_config if config else None
     routes = (traffic.routes if traffic else None) or []
