@@ -84,7 +84,7 @@ async def run(settings: Settings) -> None:
         Exception: the error of the part that failed.
     """
     # NB: the Lease has a client of its own, with an open fence. The process's fence would refuse requests for the Lease before this
-    # replica leads, and these requests must not wait behind others.
+    # replica leads, and these requests must not wait behind other requests.
     async with Kube() as kube, Kube(Fence(), request_timeout(settings.lease_seconds)) as lease_kube:
         # NB: a request to MLflow or Databricks blocks its thread. A slow server must not delay other workers, so each worker of each
         # kind has a thread.

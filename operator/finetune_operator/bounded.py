@@ -271,7 +271,7 @@ async def _read_body(response: aiohttp.ClientResponse, max_bytes: int, take: Bod
             raise TooLargeError(f"the response is larger than {max_bytes} bytes")
         if not take(part):
             return
-        # NB: without this, all buffered parts would be read at once while other tasks of the loop wait.
+        # NB: without this pause, all buffered parts would be read at once while other tasks of the loop wait.
         await asyncio.sleep(0)
 
 

@@ -46,7 +46,7 @@ class Election:
     Attributes:
         leases: they need a client of their own, whose fence is always open and which does not wait behind other requests.
         name: name of the Lease.
-        replica: the name of this replica, which a restarted process has too; empty if it has none.
+        replica: the name of this replica, which stays the same when its process restarts; empty if it has none.
         fence: lets writes pass while this process holds the Lease.
         sleep: waits for a number of seconds.
         won: set when this process has become the leader. It stays set: a process that loses the Lease ends.
@@ -60,7 +60,7 @@ class Election:
     won: asyncio.Event = field(default_factory=asyncio.Event)
     _lease: HeldLease | None = None
     _tried_recovery: bool = False
-    """Whether an answer of the API server has shown if an earlier process of this replica holds the Lease."""
+    """Whether the API server has been asked, and has answered, if an earlier process of this replica holds the Lease."""
     _last_answer: float = field(init=False)
     """When the Lease was last acquired, renewed, or read as held by another replica."""
 

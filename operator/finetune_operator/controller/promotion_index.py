@@ -54,7 +54,8 @@ class PromotionIndex:
 def find_endpoint(serving: Json) -> str | None:
     """The name of the endpoint that a promotion changes.
 
-    It may be in `serving.databricks`, the place in an earlier schema: such a promotion still claims the endpoint before younger promotions.
+    In an earlier schema, the name was in `serving.databricks`. A promotion of that schema still claims its endpoint before younger
+    promotions.
     """
     return serving.get("endpoint") or (serving.get("databricks") or {}).get("endpoint")
 

@@ -1,7 +1,7 @@
 """The operator's cache: FineTuneJobs with their children, and ModelPromotions.
 
-Three sources write to it independently: the watches, the periodic lists, and the operator's own writes. Resource versions
-order them: an older object never replaces a newer one, and a deleted object does not return.
+Three sources write to the cache independently: the watches, the periodic lists, and the operator's own writes. Resource versions
+order these writes: an older object never replaces a newer one, and a deleted object does not return.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ _MAX_DELAY_SECONDS = 3600.0
 class AbandonedRuns:
     """Closes the runs of deleted jobs on the MLflow server that the chart configures.
 
-    The run of a job with its own MLflow server or login stays open: these are unknown once the job is deleted.
+    The run of a job with its own MLflow server or login stays open: this server or login is unknown once the job is deleted.
 
     Attributes:
         sleep: waits for a number of seconds.

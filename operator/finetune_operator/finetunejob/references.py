@@ -13,7 +13,7 @@ from finetune_operator.finetunejob.model import FineTuneJob
 
 
 def is_unpinned(ftj: FineTuneJob) -> bool:
-    """Whether the job still needs versions for its aliases, even while it is suspended. It gets no MLflow run before it has them."""
+    """Whether a job, suspended or not, still lacks versions for its aliases. It gets no MLflow run before it has them."""
     return bool(unpinned_aliases(ftj))
 
 

@@ -49,7 +49,7 @@ class OutOfMemory:
     """The training ran out of memory. Another attempt can succeed only with settings that use less.
 
     Attributes:
-        reduced_memory: these settings; None if no setting is left that uses less.
+        reduced_memory: the settings of that attempt; None if no setting is left that uses less.
     """
 
     reduced_memory: ReducedMemory | None

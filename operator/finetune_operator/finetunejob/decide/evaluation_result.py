@@ -19,7 +19,7 @@ from finetune_crds.evaluation import (
 )
 from finetune_operator.text import shorten
 
-# Tags of the trainer and the operator begin with one of these. Metrics become tags too, so their names must begin otherwise.
+# Tags of the trainer and the operator begin with one of these. Metrics become tags too, so no name of a metric may begin with one.
 _RESERVED_PREFIXES = ("finetune_", "promoted_")
 # Metrics beyond this number are only counted in the message.
 _MAX_METRICS_IN_MESSAGE = 8

@@ -52,7 +52,7 @@ def _stop_children(draft: Draft) -> None:
 
 
 def _close_run(draft: Draft) -> None:
-    """Close the MLflow run. Record this only once MLflow has been read and shows that the run is closed or no longer exists."""
+    """Close the MLflow run. Record its end only once MLflow has been read and shows that the run is closed or no longer exists."""
     run_id = draft.status.run_id
     tracked = draft.condition(ConditionType.TRACKED)
     is_recorded = tracked is not None and tracked.reason == ConditionReason.RUN_FINISHED

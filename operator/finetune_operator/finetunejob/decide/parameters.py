@@ -1,4 +1,4 @@
-"""Finds paths and secrets of a Databricks workspace in arguments and parameters: a pod cannot resolve them."""
+"""Finds paths and secrets of a Databricks workspace in arguments and parameters: a pod cannot resolve such a path or secret."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def _find_phase_time(ftj: FineTuneJob, after: Phase | None, now: datetime) -> da
 
 
 def assess_readiness(conditions: Sequence[Condition]) -> Readiness:
-    """Derive the summary from the conditions that are no part of it. NB: every pass sets one of these first, so there is an explanation."""
+    """Derive the summary from the conditions that are no part of it. NB: every pass sets such a condition first, so one explains the state."""
     job_phase = phase(conditions)
     explanation = next(_explanations(job_phase, {item.type: item for item in conditions}))
     also = _SUMMARY_CONDITIONS.get(job_phase, (ConditionType.RECONCILING,))

@@ -1,6 +1,6 @@
 """`checkpoint.resumeFrom`: which checkpoints a job starts from, and whether it can continue the run that wrote them.
 
-The checkpoints of another FineTuneJob are known once it has finished or is suspended: until then it writes and deletes them. Only
+The checkpoints of another FineTuneJob are known once it has finished or is suspended: until then, it writes and deletes checkpoints. Only
 pods can read the storage, so the operator assumes that a finished job has checkpoints if it has run an attempt.
 """
 

@@ -11,7 +11,7 @@ _UNREAD = "preparation waits for an answer of MLflow"
 
 
 def wait_for_run(draft: Draft, *, needs_server: bool = False) -> bool:
-    """Report that a preparation waits for the MLflow run, whose id its pods need, and return whether it does.
+    """Report that a preparation waits for the MLflow run, whose id its pods need, and return whether the preparation waits.
 
     It does not wait if the creation of the run has failed, or if the server cannot be reached.
 

@@ -37,7 +37,7 @@ class _Offers(NamedTuple):
 
 @dataclass
 class NodeReader:
-    """Reads a node at most once an hour, and lists all nodes at most every two minutes, even if the read is forbidden.
+    """Reads a node at most once an hour, and lists all nodes at most every two minutes. A read that failed is not repeated earlier.
 
     Attributes:
         clock: monotonic seconds.

@@ -54,7 +54,10 @@ class ExecutorReader:
         return Executors(tuple(executor_pods), refusal)
 
     async def _refusal(self, ftj: FineTuneJob, shortage: executors.MissingExecutors) -> str | None:
-        """Explain, from a dry run, why the API server refuses executors, which nothing records; None if the dry run does not show it."""
+        """Explain, from a dry run, why the API server refuses executors; None if the dry run does not show it.
+
+        Spark creates the executors, so no Event records the refusal.
+        """
         try:
             await self.kube.create(driver_pod.build_executor_trial(ftj, self.settings), dry_run=True)
         except KubeError as error:

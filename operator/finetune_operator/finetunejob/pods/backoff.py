@@ -1,4 +1,4 @@
-"""The delay before a restart that runPolicy.maxRestarts does not limit, if the attempt before it made no progress."""
+"""The delay before a restart that runPolicy.maxRestarts does not limit, if the attempt before the restart made no progress."""
 
 from __future__ import annotations
 

@@ -223,7 +223,7 @@ def _mount_code(draft: Draft) -> Json | None:
     """The template of spec.pods.train with trainer.code mounted.
 
     The code is in a volume of the template, in a ConfigMap, or in an emptyDir into which a commit is checked out. A volume of the
-    template with the name of this emptyDir replaces it.
+    template with the name of this emptyDir replaces the emptyDir.
     """
     code, user_template = draft.spec.trainer.code, draft.spec.pods.train.template
     if code is None:

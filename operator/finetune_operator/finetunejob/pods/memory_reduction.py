@@ -5,8 +5,8 @@ Next, it recomputes activations. If all weights are trained and a step has one p
 gradients of the first pass would stay in memory, and could need more than smaller passes save.
 
 The trainer estimates the memory of these settings before it loads weights, and may refuse them. Then the next attempt uses even
-less. If a training on GPUs runs out of host memory instead, it saves checkpoints synchronously: an asynchronous checkpoint needs a copy in
-host memory.
+less. If a training on GPUs runs out of host memory instead, the next attempt saves checkpoints synchronously: an asynchronous
+checkpoint needs a copy in host memory.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ def report_queue(draft: Draft, kind: ConditionType, what: str, job: Json, *, aft
 
 
 def _is_about_this_wait(condition: Condition | None, what: str, job: Json) -> bool:
-    """Whether a condition already says why this step waits in the queue of its Job: not an earlier attempt, nor another queue."""
+    """Whether a condition is about the wait of this step in the queue of its Job, not about an earlier attempt or another queue."""
     return (
         condition is not None
         and condition.reason in _REASONS

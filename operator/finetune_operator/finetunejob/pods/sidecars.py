@@ -32,7 +32,7 @@ def _has_succeeded(job: Json, job_pods: Sequence[Json], container: str, *, nodes
     """Whether the main containers on all nodes have succeeded, although the Job is not complete."""
     succeeded = [ended for ended in pod_state.exits(job_pods, container) if ended.code == 0]
     have_all_succeeded = len({ended.node_rank for ended in succeeded}) == nodes
-    # NB: a Job does not count pods that its suspension stopped, so it is never complete if they succeeded meanwhile.
+    # NB: a Job does not count pods that its suspension stopped, so the Job is never complete if such pods succeed while they stop.
     return have_all_succeeded and (is_suspended(job) or any(ended.is_outlived for ended in succeeded))
 
 

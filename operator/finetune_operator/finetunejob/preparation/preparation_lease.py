@@ -61,8 +61,8 @@ def lease_name(ftj: FineTuneJob) -> str | None:
 def wait_for_lease(draft: Draft) -> bool:
     """Report that another job prepares the same data, and return whether one does.
 
-    If not, take the Lease if it does not exist, if its holder is gone or makes no progress, or if the holder prepared the data before this
-    job was created.
+    If none does, take the Lease if it does not exist, if its holder is gone or makes no progress, or if the holder prepared the data
+    before this job was created.
     """
     lease_state = draft.observed.lease
     if lease_state is None:

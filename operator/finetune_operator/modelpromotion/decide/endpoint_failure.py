@@ -82,6 +82,6 @@ def go_back(draft: Draft, endpoint: Endpoint) -> None:
         update_status(draft, change=None)
     # NB: a first pass only records the change in the status; the next one sends the request.
     sends_request = any(isinstance(action, ConfigureEndpoint) for action in draft.actions)
-    # If the endpoint refused the request and it is sent again, the condition keeps the refusal.
+    # If a request is sent again that the endpoint refused, the condition keeps the refusal.
     if not (sends_request and endpoint_change.was_refused(draft)):
         draft.set(ConditionType.SERVED, False, _CONDITION_REASONS[failure.reason], message)

@@ -152,7 +152,7 @@ def _describe_move(draft: Draft, to: str | None) -> str:
 def announce(draft: Draft, message: str) -> None:
     """Report that the alias is being moved. A reported failure of the move stays until the move succeeds.
 
-    NB: otherwise the message would alternate, and every pass would write the status.
+    NB: otherwise, each pass would first report that it moves the alias, and then the same failure again, and so write the status twice.
     """
     promoted = draft.condition(ConditionType.PROMOTED)
     if promoted is None or promoted.reason not in (

@@ -66,8 +66,8 @@ def _read_traffic(
         versions = [item.version for item in endpoint.served]
         return {version: parse_traffic(text, build_entity_name(version)) for version in versions}
     except (DatabricksError, OSError, ValueError) as error:
-        # Gates on these metrics become inconclusive, with a message about it. NB: this is no outage of the workspace, which would keep the
-        # operator from all its endpoints.
+        # Gates on these metrics become inconclusive, with a message about the missing metrics. NB: the error must not count as an outage of
+        # the workspace, during which the operator reads none of its endpoints.
         log.warning("the metrics of endpoint %s cannot be read: %s", spec.endpoint, error)
         return {}
 

@@ -39,7 +39,7 @@ def parse_traffic(text: str, entity: str) -> Mapping[str, float]:
 
 
 def _parse_samples(text: str) -> list[Sample]:
-    # NB: sample names always keep the suffix _total. The names of counters' families lose it, so families are not compared.
+    # NB: sample names always keep the suffix _total. The names of counters' families lose the suffix, so families are not compared.
     return [sample for family in text_string_to_metric_families(text) for sample in family.samples]
 
 
