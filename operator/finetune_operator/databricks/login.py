@@ -136,12 +136,12 @@ class _Tokens(Refreshable):
         self._access, self._cfg = access, cfg
 
     def refresh(self) -> Token:
-        endpoint = self._endpoint()
-        form, auth = self._request()
+        endpoint = self._find_endpoint()
+        form, auth = self._build_request()
         with bind(requests.Session()) as session:
             answer = session.post(endpoint, form, auth=auth)
         if answer.status_code in (400, 401, 403):
-            raise ExternalError(Problem(ConditionReason.DATABRICKS_FORBIDDEN, self._refusal(answer)))
+            raise ExternalError(Problem(ConditionReason.DATABRICKS_FORBIDDEN, self._describe_refusal(answer)))
         body = _parse_json(answer)
         return Token(
             access_token=body["access_token"],
@@ -149,7 +149,7 @@ class _Tokens(Refreshable):
             expiry=datetime.now() + timedelta(seconds=int(body.get("expires_in") or _DEFAULT_TOKEN_SECONDS)),  # noqa: DTZ005 - naive, as in the SDK
         )
 
-    def _endpoint(self) -> str:
+    def _find_endpoint(self) -> str:
         """The address for requests for tokens, which the workspace names in its discovery document."""
         discovery_url = (
             self._cfg.discovery_url or f"{self._access.host}/oidc/.well-known/oauth-authorization-server"
@@ -165,7 +165,7 @@ class _Tokens(Refreshable):
             raise ExternalError(Problem(ConditionReason.DATABRICKS_ERROR, message))
         return endpoint
 
-    def _request(self) -> tuple[dict[str, str], Any]:
+    def _build_request(self) -> tuple[dict[str, str], Any]:
         """The form of a request for a token, and the authentication of the request."""
         access = self._access
         if not access.token_file:
@@ -181,7 +181,7 @@ class _Tokens(Refreshable):
             form["client_id"] = access.client_id
         return form, IgnoreNetrcAuth()
 
-    def _refusal(self, answer: requests.Response) -> str:
+    def _describe_refusal(self, answer: requests.Response) -> str:
         try:
             code = recognize_code(answer.json()["error"])
         except (LookupError, TypeError, ValueError):

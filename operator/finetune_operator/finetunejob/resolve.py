@@ -40,7 +40,7 @@ def resolve(
         "data": spec.data,
         "checkpoint": filled.checkpoint,
         "training": spec.training.model_copy(
-            update={"learning_rate": filled.learning_rate or _learning_rate(spec)}
+            update={"learning_rate": filled.learning_rate or _resolve_learning_rate(spec)}
         ),
         "model": _with_cache(spec.model, defaults),
         "distributed": spec.distributed.model_copy(
@@ -76,16 +76,16 @@ def resolved(spec: FineTuneJobSpec, *, namespace: str, name: str, defaults: Defa
     `queue_name` is the chart's default queue only, since `runPolicy.queueName` of the job can change.
     """
     return Resolved(
-        output=_output(spec, namespace, name, defaults),
-        catalog=_catalog(spec, defaults),
-        checkpoint=_checkpoint(spec, defaults),
+        output=_resolve_output(spec, namespace, name, defaults),
+        catalog=_resolve_catalog(spec, defaults),
+        checkpoint=_resolve_checkpoint(spec, defaults),
         model=(spec.register_.model or name) if spec.register_ else None,
         queue_name=defaults.queue_name,
-        learning_rate=None if spec.trainer.command else _learning_rate(spec),
+        learning_rate=None if spec.trainer.command else _resolve_learning_rate(spec),
     )
 
 
-def _catalog(spec: FineTuneJobSpec, defaults: Defaults) -> Catalog | None:
+def _resolve_catalog(spec: FineTuneJobSpec, defaults: Defaults) -> Catalog | None:
     """Return the catalog of the spec or, for a preparation in this cluster that names tables, the chart's default catalog."""
     data, prepare = spec.data, spec.prepare
     if data is None or prepare is None:
@@ -96,7 +96,7 @@ def _catalog(spec: FineTuneJobSpec, defaults: Defaults) -> Catalog | None:
     return defaults.catalog if reads_named_tables else None
 
 
-def _output(spec: FineTuneJobSpec, namespace: str, name: str, defaults: Defaults) -> str | None:
+def _resolve_output(spec: FineTuneJobSpec, namespace: str, name: str, defaults: Defaults) -> str | None:
     """Return the output in the spec or a folder in the chart's storage, for example s3://bucket/splits/NAMESPACE/DIGEST.
 
     Jobs with the same preparation share the folder; with reuse Never, the folder has the job's name.
@@ -108,7 +108,7 @@ def _output(spec: FineTuneJobSpec, namespace: str, name: str, defaults: Defaults
         return prepare.output
     is_shared = prepare.reuse != "Never"
     # NB: the digest covers the settings that the prep pod gets, which include the chart's default catalog.
-    with_catalog = prepare.model_copy(update={"catalog": _catalog(spec, defaults)})
+    with_catalog = prepare.model_copy(update={"catalog": _resolve_catalog(spec, defaults)})
     prepared_data = data.model_copy(update={"prepare": with_catalog})
     folder = settings_digest(prepared_data, spec.model, spec.objective) if is_shared else name
     return defaults.folder("splits", namespace, folder) or None
@@ -119,14 +119,14 @@ def _with_cache(model: Model | None, defaults: Defaults) -> Model | None:
     return model.model_copy(update={"cache": model.cache or defaults.model_cache}) if model else None
 
 
-def _learning_rate(spec: FineTuneJobSpec) -> float:
+def _resolve_learning_rate(spec: FineTuneJobSpec) -> float:
     """The learning rate of the spec, or the usual rate of its method."""
     if "learning_rate" in spec.training.model_fields_set:
         return spec.training.learning_rate
     return _LEARNING_RATES.get(spec.method.type, spec.training.learning_rate)
 
 
-def _checkpoint(spec: FineTuneJobSpec, defaults: Defaults) -> Checkpoint | None:
+def _resolve_checkpoint(spec: FineTuneJobSpec, defaults: Defaults) -> Checkpoint | None:
     """Return the checkpoint settings of the spec with the chart's defaults; None without settings and storage.
 
     A job with a custom command gets no defaults unless it sets spec.checkpoint: the command writes its own checkpoints.
@@ -146,28 +146,28 @@ def merged_pods(spec: FineTuneJobSpec, defaults: Defaults) -> Pods:
 
     Each template includes the role's variables and its ServiceAccount. `all` stays as the job has it.
     """
-    return spec.pods.model_copy(update={role: _merged(role, spec, defaults) for role in ROLES})
+    return spec.pods.model_copy(update={role: _merge_role(role, spec, defaults) for role in ROLES})
 
 
-def _merged(role: Role, spec: FineTuneJobSpec, defaults: Defaults) -> RolePodSettings:
+def _merge_role(role: Role, spec: FineTuneJobSpec, defaults: Defaults) -> RolePodSettings:
     """Return the settings of a role. Settings of the job take precedence over those of the chart, and settings of the role over `all`.
 
     The number of GPUs in spec.distributed overrides `all`, and the job's settings of the role override this number.
     """
     default_pods, job_pods = defaults.pods, spec.pods
-    template = _layered(
-        _pull_secrets(defaults),
+    template = _merge_templates(
+        _build_pull_secrets(defaults),
         _as_template(default_pods.all),
         _as_template(default_pods.of(role)),
         _as_template(job_pods.all),
-        _gpus(spec) if role == "train" else None,
+        _build_gpu_limits(spec) if role == "train" else None,
         _as_template(job_pods.of(role)),
     )
     image = job_pods.of(role).image or default_pods.of(role).image
     return RolePodSettings(image=image, template=template)
 
 
-def _layered(*templates: Json | None) -> Json | None:
+def _merge_templates(*templates: Json | None) -> Json | None:
     """Merge templates; a later template takes precedence."""
     return functools.reduce(merge, templates, {}) or None
 
@@ -184,15 +184,15 @@ def _as_template(pods: PodSettings) -> Json | None:
         pod_spec["serviceAccountName"] = pods.service_account_name
     if env:
         pod_spec["containers"] = [{"name": MAIN_CONTAINER, **env}]
-    return _layered({"spec": pod_spec} if pod_spec else {}, pods.template)
+    return _merge_templates({"spec": pod_spec} if pod_spec else {}, pods.template)
 
 
-def _pull_secrets(defaults: Defaults) -> Json:
+def _build_pull_secrets(defaults: Defaults) -> Json:
     secrets = [secret.to_json() for secret in defaults.image_pull_secrets]
     return {"spec": {"imagePullSecrets": secrets}} if secrets else {}
 
 
-def _gpus(spec: FineTuneJobSpec) -> Json:
+def _build_gpu_limits(spec: FineTuneJobSpec) -> Json:
     distributed = spec.distributed
     if distributed.gpus_per_node is None:
         return {}

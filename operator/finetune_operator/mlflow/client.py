@@ -147,7 +147,11 @@ class Client:
         is_read: bool = False,
     ) -> Json:
         """Send a request, and return the JSON object of the response. Errors as in `post`."""
-        headers = {"Accept": "application/json", "Content-Type": "application/json", **self._authorization()}
+        headers = {
+            "Accept": "application/json",
+            "Content-Type": "application/json",
+            **self._build_authorization(),
+        }
         try:
             url = URL(f"{self.uri.rstrip('/')}{_API}/{path}").with_query(query)
             with metrics.measuring_request("MLflow") as sent:
@@ -177,7 +181,7 @@ class Client:
             raise self._not_mlflow_error("the response is not JSON")
         return answer
 
-    def _authorization(self) -> dict[str, str]:
+    def _build_authorization(self) -> dict[str, str]:
         """The header with the login; empty without a login."""
         credentials = self.credentials
         # NB: a header that HTTP does not allow would make the connection fail, which the operator would treat as an outage for all jobs.

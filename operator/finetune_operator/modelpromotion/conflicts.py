@@ -100,11 +100,11 @@ class ConflictFinder:
         Raises:
             ExternalError: this promotion's workspace is not known, or cannot be reached.
         """
-        claim = self._claim(spec.model_dump(mode="json", by_alias=True))
+        claim = self._build_claim(spec.model_dump(mode="json", by_alias=True))
         keys = self.store.promotion_index.of_model(claim.model)
-        for rival in self._older(promotion, keys, lambda rival_spec: self._manages(rival_spec, claim)):
+        for rival in self._list_older(promotion, keys, lambda rival_spec: self._manages(rival_spec, claim)):
             # A promotion that cannot use its registry until a user acts does not manage the alias.
-            if not _is_blocked(rival) and await self._same_registry(promotion, spec, rival):
+            if not _is_blocked(rival) and await self._is_same_registry(promotion, spec, rival):
                 return rival.key
         return None
 
@@ -115,11 +115,11 @@ class ConflictFinder:
             ExternalError: the server of this promotion's endpoint is not known.
         """
         keys = self.store.promotion_index.of_endpoint(backend.spec.endpoint)
-        for rival in self._older(promotion, keys, lambda spec: _names_endpoint(spec, backend.spec)):
+        for rival in self._list_older(promotion, keys, lambda spec: _names_endpoint(spec, backend.spec)):
             rival_backend = _read_backend(rival.spec)
             if rival_backend is None:
                 continue
-            logins = await self._logins(
+            logins = await self._read_logins(
                 promotion,
                 rival,
                 backend.secret_ref,
@@ -142,23 +142,25 @@ class ConflictFinder:
         path, source = [spec.alias], spec.source.alias
         while source and source not in path:
             path.append(source)
-            source = await self._source(promotion, spec, source)
+            source = await self._find_source_alias(promotion, spec, source)
         if source != spec.alias:
             # The chain ends, or it leads into a cycle without this alias, which the promotions of that cycle report.
             return None
         return f"aliases {' <- '.join([*path, source])} use each other as their source"
 
-    async def _source(self, promotion: Promotion, spec: ModelPromotionSpec, alias: str) -> str | None:
+    async def _find_source_alias(
+        self, promotion: Promotion, spec: ModelPromotionSpec, alias: str
+    ) -> str | None:
         """The alias that `alias`, of the same model, takes its version from; None if no promotion gives `alias` a source alias."""
         spec_json = spec.model_dump(mode="json", by_alias=True)
-        claim = self._claim({**spec_json, "alias": alias})
+        claim = self._build_claim({**spec_json, "alias": alias})
         keys = self.store.promotion_index.of_model(claim.model)
-        for rival in self._others(promotion, keys, lambda rival_spec: self._manages(rival_spec, claim)):
-            if await self._same_registry(promotion, spec, rival):
+        for rival in self._list_others(promotion, keys, lambda rival_spec: self._manages(rival_spec, claim)):
+            if await self._is_same_registry(promotion, spec, rival):
                 return (rival.spec.get("source") or {}).get("alias")
         return None
 
-    def _claim(self, spec: Json) -> Claim:
+    def _build_claim(self, spec: Json) -> Claim:
         """The alias that a spec manages."""
         registry = resolve_registry(self.settings, spec.get("tracking") or {})
         model, alias = str(spec.get("model")), str(spec.get("alias"))
@@ -169,16 +171,18 @@ class ConflictFinder:
     def _manages(self, spec: Json, claim: Claim) -> bool:
         """Whether a spec, as in `Rival.spec`, manages the alias of a claim."""
         # Compare the alias first: most promotions are about other aliases, and the full comparison resolves the registry.
-        return str(spec.get("alias")).casefold() == claim.alias.casefold() and self._claim(spec) == claim
+        return (
+            str(spec.get("alias")).casefold() == claim.alias.casefold() and self._build_claim(spec) == claim
+        )
 
-    def _older(
+    def _list_older(
         self, promotion: Promotion, keys: Iterable[Key], matches: Callable[[Json], bool]
     ) -> list[Rival]:
-        """The matching promotions (see `_others`) that are older than this one, the oldest first."""
+        """The matching promotions (see `_list_others`) that are older than this one, the oldest first."""
         sort_key = (promotion.created, promotion.key)
-        return [rival for rival in self._others(promotion, keys, matches) if rival.sort_key < sort_key]
+        return [rival for rival in self._list_others(promotion, keys, matches) if rival.sort_key < sort_key]
 
-    def _others(
+    def _list_others(
         self, promotion: Promotion, keys: Iterable[Key], matches: Callable[[Json], bool]
     ) -> list[Rival]:
         """The promotions with these keys whose spec matches, without this promotion and without ending ones, the oldest first."""
@@ -191,25 +195,25 @@ class ConflictFinder:
             rivals.append(Rival(datetime.fromisoformat(meta["creationTimestamp"]), "/".join(key), body))
         return sorted(rivals, key=lambda rival: rival.sort_key)
 
-    async def _same_registry(self, promotion: Promotion, spec: ModelPromotionSpec, rival: Rival) -> bool:
+    async def _is_same_registry(self, promotion: Promotion, spec: ModelPromotionSpec, rival: Rival) -> bool:
         """Whether both promotions use the same registry, given that both name it by the same URI; False if the rival has no usable login."""
         tracking = rival.spec.get("tracking") or {}
         # NB: each metastore has its own Unity Catalog, all with the same URI; any other URI identifies a registry.
         if resolve_registry(self.settings, tracking) != UNITY_CATALOG:
             return True
-        logins = await self._logins(
+        logins = await self._read_logins(
             promotion,
             rival,
             spec.tracking.secret_ref,
-            _reference(tracking),
+            _parse_reference(tracking),
             field=secrets.TRACKING,
             find_address=find_workspace,
         )
         if logins is None:
             return False
-        return logins.have_same_address or await self._same_metastore(logins, rival)
+        return logins.have_same_address or await self._is_same_metastore(logins, rival)
 
-    async def _logins(
+    async def _read_logins(
         self,
         promotion: Promotion,
         rival: Rival,
@@ -227,15 +231,15 @@ class ConflictFinder:
             field: the field of the spec that names the Secret.
             find_address: returns the server address for a Secret.
         """
-        login = await self._login(promotion.namespace, reference, field, find_address)
+        login = await self._read_login(promotion.namespace, reference, field, find_address)
         rival_namespace, _, _ = rival.key.partition("/")
         try:
-            rival_login = await self._login(rival_namespace, rival_reference, field, find_address)
+            rival_login = await self._read_login(rival_namespace, rival_reference, field, find_address)
         except ExternalError:
             return None
         return Logins(login, rival_login)
 
-    async def _login(
+    async def _read_login(
         self,
         namespace: str,
         reference: LocalReference | None,
@@ -245,7 +249,7 @@ class ConflictFinder:
         secret = await secrets.read(self.kube, namespace, reference, field)
         return Login(find_address(self.settings, secret), secret)
 
-    async def _same_metastore(self, logins: Logins, rival: Rival) -> bool:
+    async def _is_same_metastore(self, logins: Logins, rival: Rival) -> bool:
         """Whether two workspaces share a metastore. An unknown metastore is treated as shared, so that the younger promotion waits."""
         metastore_id = await asyncio.to_thread(self.metastore, self.settings, logins.this.secret)
         if metastore_id is None:
@@ -289,7 +293,7 @@ def _read_backend(spec: Json) -> ServingBackend | None:
         return None
 
 
-def _reference(part: Json) -> LocalReference | None:
+def _parse_reference(part: Json) -> LocalReference | None:
     reference = part.get("secretRef")
     return LocalReference.model_validate(reference) if reference else None
 

@@ -134,16 +134,16 @@ class ModelPromotionObserver:
         spec = promotion.spec
         if spec is None:
             return Observed()
-        job, loop = self._job(promotion, spec), None
+        job, loop = self._find_job(promotion, spec), None
         try:
             rival = await self._conflicts.find_alias_conflict(promotion, spec)
             if rival:
                 return Observed(rival=rival)
             loop = await self._conflicts.find_alias_loop(promotion, spec)
-            model, versions = await self._registered(promotion, spec, job)
+            model, versions = await self._read_model_and_versions(promotion, spec, job)
         except ExternalError as error:
             return Observed(problem=error.problem, job=job, loop=loop)
-        endpoint = await self._endpoint(promotion, spec)
+        endpoint = await self._read_endpoint(promotion, spec)
         return Observed(model=model, versions=versions, job=job, loop=loop, endpoint=endpoint)
 
     async def registry(self, promotion: Promotion) -> Registry:
@@ -176,7 +176,7 @@ class ModelPromotionObserver:
             if (key.registry_uri, key.model.casefold()) == (registry_uri, model.casefold()):
                 del self._models[key]
 
-    async def _registered(
+    async def _read_model_and_versions(
         self, promotion: Promotion, spec: ModelPromotionSpec, job: SourceJob | None
     ) -> tuple[RegisteredModel | None, Mapping[str, ModelVersion | None]]:
         """The model and the versions that this pass needs."""
@@ -189,7 +189,7 @@ class ModelPromotionObserver:
             raise ExternalError(outage)
         try:
             registry = await self.registry(promotion)
-            model = await self._model(promotion, spec, registry)
+            model = await self._read_model(promotion, spec, registry)
             needed = find_needed_versions(promotion, spec, Observed(model=model, job=job))
             if model is None or not needed:
                 return model, {}
@@ -198,7 +198,7 @@ class ModelPromotionObserver:
             self._outages.note(outage_key, error.problem)
             raise
 
-    async def _model(
+    async def _read_model(
         self, promotion: Promotion, spec: ModelPromotionSpec, registry: Registry
     ) -> RegisteredModel | None:
         key = _ModelKey(registry.uri, spec.model, _credentials(promotion, spec))
@@ -225,7 +225,7 @@ class ModelPromotionObserver:
                 name: item for name, item in self._models.items() if now - item.at <= cache_seconds
             }
 
-    async def _endpoint(self, promotion: Promotion, spec: ModelPromotionSpec) -> Endpoint | None:
+    async def _read_endpoint(self, promotion: Promotion, spec: ModelPromotionSpec) -> Endpoint | None:
         """The serving endpoint, or the problem that keeps it from being read; None if no endpoint has to be read."""
         backend = promotion.backend
         if backend is None or spec.suspend or promotion.deleting:
@@ -243,7 +243,7 @@ class ModelPromotionObserver:
         except ExternalError as error:
             return Endpoint(problem=error.problem)
 
-    def _job(self, promotion: Promotion, spec: ModelPromotionSpec) -> SourceJob | None:
+    def _find_job(self, promotion: Promotion, spec: ModelPromotionSpec) -> SourceJob | None:
         """The FineTuneJob that the source names, from the store."""
         body = self.store.finetunejobs.get((promotion.namespace, spec.source.job_name))
         if body is None:

@@ -79,11 +79,11 @@ class AliasVersionReader:
         self, ftj: FineTuneJob, tracking: Tracking, servers: tuple[str, str], aliases: Mapping[str, Aliased]
     ) -> AliasVersions:
         return {
-            field: _find_version(await self._model(ftj, tracking, servers, aliased.model), aliased)
+            field: _find_version(await self._find_model(ftj, tracking, servers, aliased.model), aliased)
             for field, aliased in aliases.items()
         }
 
-    async def _model(
+    async def _find_model(
         self, ftj: FineTuneJob, tracking: Tracking, servers: tuple[str, str], model: str
     ) -> RegisteredModel | Problem | None:
         """A registered model, from the answer that jobs share; None if it does not exist."""

@@ -70,7 +70,7 @@ class PreparationReader:
             KubeError: the Secret with the credentials could not be read.
         """
         self.forget(ftj)
-        client = await self._workspace(ftj)
+        client = await self._open_workspace(ftj)
         return await asyncio.to_thread(_submit, client, action, Path(self.settings.prep_wheels))
 
     async def cancel(self, ftj: FineTuneJob, action: CancelRun) -> str | None:
@@ -81,18 +81,18 @@ class PreparationReader:
             KubeError: the Secret with the credentials could not be read.
         """
         self.forget(ftj)
-        client = await self._workspace(ftj)
+        client = await self._open_workspace(ftj)
         return await asyncio.to_thread(_cancel, client, action)
 
     async def _read(self, ftj: FineTuneJob, run_id: str) -> Preparation:
         try:
-            client = await self._workspace(ftj)
+            client = await self._open_workspace(ftj)
             read = partial(_read_run, client, run_id, databricks_submission.find_folder(ftj))
             return await self._outages.ask(client.config.host, read)
         except ExternalError as error:
             return Preparation(problem=error.problem)
 
-    async def _workspace(self, ftj: FineTuneJob) -> WorkspaceClient:
+    async def _open_workspace(self, ftj: FineTuneJob) -> WorkspaceClient:
         reference = databricks_submission.find_login(ftj, self.settings)
         secret = await secrets.read(self.kube, ftj.namespace, reference, _LOGIN_FIELD)
         # NB: the SDK takes a second to import, and most installations have no Databricks.

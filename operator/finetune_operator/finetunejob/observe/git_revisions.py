@@ -93,7 +93,7 @@ class RevisionReader:
 
     async def _resolve(self, ftj: FineTuneJob, git: Git, server: _Server) -> ResolvedRevision:
         try:
-            repository = Repository(git.url, await self._login(ftj.namespace, git))
+            repository = Repository(git.url, await self._read_login(ftj.namespace, git))
             async with self._connections.turn(*server):
                 return await self._ask(repository, git.revision, server)
         except ExternalError as error:
@@ -117,7 +117,7 @@ class RevisionReader:
             raise
         return ResolvedRevision(resolved.commit, resolved.branch)
 
-    async def _login(self, namespace: str, git: Git) -> Login:
+    async def _read_login(self, namespace: str, git: Git) -> Login:
         """The login in the Secret of the spec; anonymous without a Secret."""
         secret = await secrets.read(self.kube, namespace, git.secret_ref, secrets.GIT, secrets.GIT_KEYS)
         if secret is None:

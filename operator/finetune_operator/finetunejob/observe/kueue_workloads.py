@@ -94,14 +94,16 @@ class WorkloadReader:
         if workload is None:
             # NB: the list may have been read earlier, for another job: `read_at` is `now` less the age of the list.
             return QueueState(workload=False, read_at=now - timedelta(seconds=max(asked_at - list_began, 0)))
-        positions = await self._positions.answer((namespace, queue), partial(self._pending, namespace, queue))
+        positions = await self._positions.answer(
+            (namespace, queue), partial(self._read_positions, namespace, queue)
+        )
         return replace(workload.queue_state, position=positions.get(workload.name))
 
     async def _list(self, namespace: str) -> _WorkloadList:
         began = self.pace.clock()
-        return _WorkloadList(began, await self._workloads_of(namespace))
+        return _WorkloadList(began, await self._read_workloads(namespace))
 
-    async def _workloads_of(self, namespace: str) -> Mapping[str, _Workload] | KubeError:
+    async def _read_workloads(self, namespace: str) -> Mapping[str, _Workload] | KubeError:
         """The Workloads by the uid of their Job, in the newest API version that the cluster serves; or the reason why they cannot be read."""
         failure = KubeError(HTTPStatus.NOT_FOUND, "no version of Kueue is served")
         for kind in _KINDS:
@@ -116,7 +118,7 @@ class WorkloadReader:
             return _by_job(listed)
         return failure
 
-    async def _pending(self, namespace: str, queue: str) -> Mapping[str, int]:
+    async def _read_positions(self, namespace: str, queue: str) -> Mapping[str, int]:
         """The positions in a queue, from 1, by Workload; empty if Kueue does not serve positions."""
         try:
             pending = await self.kube.get("QueueVisibility", namespace, queue, subresource=_VISIBILITY)

@@ -65,7 +65,7 @@ class NodeReader:
         if cached is None or now - cached.read_at >= _CACHE_SECONDS:
             if len(self._labels_by_node) >= _MAX_CACHED_NODES:
                 self._labels_by_node.clear()
-            cached = self._labels_by_node[node] = _NodeLabels(now, await self._labels(node))
+            cached = self._labels_by_node[node] = _NodeLabels(now, await self._read_labels(node))
         return {node: cached.labels}
 
     async def offered_resources(self, alive: Sequence[Json], gpu_resource: str) -> frozenset[str] | None:
@@ -81,10 +81,10 @@ class NodeReader:
             return None
         now = self.clock()
         if self._offers is None or now - self._offers.read_at >= _OFFERED_CACHE_SECONDS:
-            self._offers = _Offers(now, await self._resources())
+            self._offers = _Offers(now, await self._read_resources())
         return self._offers.resources
 
-    async def _resources(self) -> frozenset[str] | None:
+    async def _read_resources(self) -> frozenset[str] | None:
         try:
             nodes = (await self.kube.list("Node", None)).objects
         except KubeError as error:
@@ -96,7 +96,7 @@ class NodeReader:
             resources.update(name for name, amount in allocatable.items() if str(amount) != "0")
         return frozenset(resources)
 
-    async def _labels(self, node: str) -> Mapping[str, str]:
+    async def _read_labels(self, node: str) -> Mapping[str, str]:
         try:
             body = await self.kube.get("Node", "", node)
         except KubeError as error:

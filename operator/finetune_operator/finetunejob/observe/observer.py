@@ -133,12 +133,12 @@ class FineTuneJobObserver:
             preparation=await self.preparations.read(ftj),
             custom_children=custom_children,
             lease=await self.leases.read(ftj, jobs),
-            resumed=await self._resumed(ftj, now),
+            resumed=await self._read_resumed_job(ftj, now),
             alias_versions=await self._alias_versions.read(ftj),
             code=await self._revisions.read(ftj),
         )
 
-    async def _resumed(self, ftj: FineTuneJob, now: datetime) -> ResumedJob | None:
+    async def _read_resumed_job(self, ftj: FineTuneJob, now: datetime) -> ResumedJob | None:
         """The job whose checkpoints this job waits for; an empty ResumedJob if it does not exist; None if this job does not wait.
 
         NB: the other job is read from the API server, since its status in the cache may be outdated.

@@ -47,9 +47,9 @@ class PreparationLeases:
                 error,
             )
             return None
-        return PreparationLease(lease, await self._holder(lease) if lease else None)
+        return PreparationLease(lease, await self._find_holder(lease) if lease else None)
 
-    async def _holder(self, lease: Json) -> Json | None:
+    async def _find_holder(self, lease: Json) -> Json | None:
         """The FineTuneJob that a Lease belongs to; None if it no longer exists."""
         lease_owner = find_owner("Lease", lease)
         if lease_owner is None:

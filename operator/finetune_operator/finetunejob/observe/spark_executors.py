@@ -50,10 +50,10 @@ class ExecutorReader:
             return Executors()
         executor_pods = executors.select_executors(listed.objects, drivers)
         shortage = executors.count_missing(ftj, drivers, executor_pods, now)
-        refusal = await self._refusal(ftj, shortage) if shortage else None
+        refusal = await self._find_refusal(ftj, shortage) if shortage else None
         return Executors(tuple(executor_pods), refusal)
 
-    async def _refusal(self, ftj: FineTuneJob, shortage: executors.MissingExecutors) -> str | None:
+    async def _find_refusal(self, ftj: FineTuneJob, shortage: executors.MissingExecutors) -> str | None:
         """Explain, from a dry run, why the API server refuses executors; None if the dry run does not show it.
 
         Spark creates the executors, so no Event records the refusal.

@@ -76,27 +76,27 @@ def build_job(draft: Draft, version: RegisteredVersion) -> Json:
     metadata = template.metadata(draft.ftj, names.evaluate_name(draft.ftj.name), names.EVALUATE)
     metadata["annotations"] = {names.ANNOTATION_VERSION: version.version}
     if evaluation_of(draft).command:
-        metadata["annotations"][names.ANNOTATION_DIGEST] = _digest(draft, version)
+        metadata["annotations"][names.ANNOTATION_DIGEST] = _compute_digest(draft, version)
     fetch_containers = [names.FETCH_CONTAINER] if evaluation_of(draft).command else []
     pod = _build_pod(draft, f"models:/{version.name}/{version.version}")
     return queueing.enqueue(draft, template.retried_job(metadata, pod, *fetch_containers, CONTAINER))
 
 
-def _digest(draft: Draft, version: RegisteredVersion) -> str:
+def _compute_digest(draft: Draft, version: RegisteredVersion) -> str:
     """Return a hash of all inputs of a custom command except the model: 12 hex digits of a SHA-256."""
     evaluation = evaluation_of(draft)
     content = {
-        "image": _image(draft),
+        "image": _choose_image(draft),
         "command": evaluation.command,
         "args": evaluation.args,
         "parameters": evaluation.parameters,
         "split": evaluation.split,
-        "data": _data(draft, version),
+        "data": _identify_data(draft, version),
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
 
-def _data(draft: Draft, version: RegisteredVersion) -> Json | str:
+def _identify_data(draft: Draft, version: RegisteredVersion) -> Json | str:
     """Return what identifies the rows: the preparation's digest, which tables with equal rows share; without it, the data of the recipe."""
     prepared, data = draft.status.data, _build_job_recipe(draft, version).data
     if prepared and prepared.digest:
@@ -106,14 +106,14 @@ def _data(draft: Draft, version: RegisteredVersion) -> Json | str:
     return data.splits.to_json() if data.splits else data.to_json()
 
 
-def _image(draft: Draft) -> str:
-    """Return the image of spec.pods.evaluate; else, for a custom command, the image of spec.pods.train; else `_built_in_image`."""
+def _choose_image(draft: Draft) -> str:
+    """Return the image of spec.pods.evaluate; else, for a custom command, the image of spec.pods.train; else `_choose_built_in_image`."""
     evaluation = evaluation_of(draft)
     training_image = draft.spec.pods.train.image if evaluation.command else None
-    return draft.spec.pods.evaluate.image or training_image or _built_in_image(draft)
+    return draft.spec.pods.evaluate.image or training_image or _choose_built_in_image(draft)
 
 
-def _built_in_image(draft: Draft) -> str:
+def _choose_built_in_image(draft: Draft) -> str:
     """Return an image with finetune-evaluate: the training image, or the product's image if a custom command trains."""
     training_image = None if draft.spec.trainer.command else draft.spec.pods.train.image
     return training_image or draft.settings.trainer_image
@@ -122,7 +122,7 @@ def _built_in_image(draft: Draft) -> str:
 def _build_pod(draft: Draft, uri: str) -> Json:
     evaluation, spec, settings = evaluation_of(draft), draft.spec, draft.settings
     login = workspace.pod_login(spec, settings, CONTAINER)
-    image = _image(draft)
+    image = _choose_image(draft)
     run_variables = rendezvous.run_env(servers=settings.servers(spec.tracking), run_id=draft.status.run_id)
     command_variables = [*rendezvous.command_env(), *_PATH_VARIABLES] if evaluation.command else []
     pod = template.pod_template(
@@ -159,7 +159,7 @@ def _add_model(draft: Draft, pod: Json, uri: str) -> Json:
     fetch = {
         **template.init_container_fields(with_volume, CONTAINER, is_product_image=True),
         "name": names.FETCH_CONTAINER,
-        "image": _built_in_image(draft),
+        "image": _choose_built_in_image(draft),
         "command": [contract.EVALUATE_COMMAND],
         "args": [contract.EVALUATE_MODEL, uri, contract.EVALUATE_FETCH],
     }

@@ -142,11 +142,11 @@ def _containers_succeeded(status: Json) -> bool:
 
 def exits(pods: Iterable[Json], container: str) -> list[Exit]:
     """How the pods' main containers ended, the earliest first."""
-    ends = [ended for pod in pods if (ended := _exit(pod, container)) is not None]
+    ends = [ended for pod in pods if (ended := _find_exit(pod, container)) is not None]
     return sorted(ends, key=lambda item: (item.finished_at, item.node_rank or 0))
 
 
-def _exit(pod: Json, container: str) -> Exit | None:
+def _find_exit(pod: Json, container: str) -> Exit | None:
     """How a pod ended; None while its main container has not ended and can still start or run."""
     status = pod.get("status", {})
     disruptions = [
@@ -155,7 +155,7 @@ def _exit(pod: Json, container: str) -> Exit | None:
         if item["type"] == "DisruptionTarget" and item["status"] == "True"
     ]
     evicted, node_deleted = bool(disruptions), _NODE_DELETED in disruptions
-    ended = _terminated(status, container)
+    ended = _find_terminated(status, container)
     if ended:
         name, terminated = ended
         return Exit(
@@ -221,7 +221,7 @@ def _is_outlived(status: Json, *, failed: bool) -> bool:
     return runs or (status.get("phase") == "Failed" and not failed)
 
 
-def _terminated(status: Json, container: str) -> tuple[str, Json] | None:
+def _find_terminated(status: Json, container: str) -> tuple[str, Json] | None:
     """The name and terminated state of the container, or of the init container that kept it from starting."""
     ended = [
         (item["name"], dict(terminated))
@@ -258,7 +258,11 @@ def last_failure(
         use_less: how the container can use less memory, as a part of a sentence; empty if unknown.
     """
     failed = [item for item in exits(pods, container) if item.code != 0]
-    return _failure(failed[-1], container, attempt, ranks_per_node=1, use_less=use_less) if failed else None
+    return (
+        _build_failure(failed[-1], container, attempt, ranks_per_node=1, use_less=use_less)
+        if failed
+        else None
+    )
 
 
 def first_failure(
@@ -280,7 +284,7 @@ def first_failure(
     without_error = [item for item in failed if not (item.message and item.message.error)]
     # If both are empty, all pods report the loss of their peers.
     candidates = own_errors or without_error or failed
-    return _failure(candidates[0], container, attempt, ranks_per_node=ranks_per_node, use_less=use_less)
+    return _build_failure(candidates[0], container, attempt, ranks_per_node=ranks_per_node, use_less=use_less)
 
 
 def has_crashed(ends: Iterable[Exit], lost_pods: Iterable[Json]) -> bool:
@@ -318,10 +322,12 @@ def find_loss(
     return None
 
 
-def _failure(cause: Exit, container: str, attempt: int, ranks_per_node: int, use_less: str) -> LastFailure:
+def _build_failure(
+    cause: Exit, container: str, attempt: int, ranks_per_node: int, use_less: str
+) -> LastFailure:
     """The failure of a pod: the error that it reported or, without a report, the end of its log."""
     error = cause.message.error if cause.message else None
-    message = error.message if error else _tail(cause.text)
+    message = error.message if error else _keep_last_lines(cause.text)
     rank = error.rank if error else None
     if rank is None and cause.node_rank is not None and ranks_per_node == 1:
         rank = cause.node_rank
@@ -330,13 +336,13 @@ def _failure(cause: Exit, container: str, attempt: int, ranks_per_node: int, use
         node=cause.node,
         rank=rank,
         exit_code=cause.code,
-        reason=error.reason if error else _reason(cause),
+        reason=error.reason if error else _find_reason(cause),
         message=message or _default_message(cause, container, use_less),
         attempt=attempt,
     )
 
 
-def _reason(ended: Exit) -> str:
+def _find_reason(ended: Exit) -> str:
     return "Evicted" if ended.evicted and ended.reason == UNEXPLAINED else ended.reason
 
 
@@ -357,6 +363,6 @@ def _default_message(ended: Exit, container: str, use_less: str) -> str:
     return f"{subject} ended with exit code {ended.code} and no message: see kubectl logs {log}"
 
 
-def _tail(text: str, lines: int = 8, limit: int = 1000) -> str:
+def _keep_last_lines(text: str, lines: int = 8, limit: int = 1000) -> str:
     """The last lines of a log, up to `limit` characters: a Python traceback names its error at the end."""
     return "\n".join(text.strip().splitlines()[-lines:])[-limit:]

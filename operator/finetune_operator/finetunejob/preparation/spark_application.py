@@ -122,7 +122,7 @@ class SparkApplicationBackend(Backend):
         if status.state == _COMPLETED:
             return _complete(draft, children, status, application)
         # NB: a failure of the preparation has attempt 0.
-        loss = pod_state.find_loss(_driver(children, status), draft.now, attempt=0)
+        loss = pod_state.find_loss(_find_driver(children, status), draft.now, attempt=0)
         if loss:
             draft.update(last_failure=loss)
             _begin(draft, children, failures=status.failures, why=f"{loss.message}; ")
@@ -220,7 +220,7 @@ def _follow(
     draft: Draft, children: CustomChildren, status: SparkApplicationStatus, application: Json
 ) -> None:
     """Report how far a SparkApplication is that has not ended, and delete drivers of earlier attempts."""
-    driver = _driver(children, status)
+    driver = _find_driver(children, status)
     for pod in pod_state.alive(children.pods):
         if pod not in driver:
             # NB: the spark-submit of an earlier attempt may create its driver late, and that driver would delete the current executors.
@@ -244,7 +244,7 @@ def _follow(
         )
     else:
         activity = _STATE_DESCRIPTIONS.get(status.state, f"is {status.state}")
-        error = _error(application)
+        error = _find_error(application)
         cause = f" ({error})" if error else ""
         pulling = health.describe_image_pull(draft, alive) if status.state == "Submitted" else ""
         _report_progress(draft, f"SparkApplication {status.name} {activity}{cause}{pulling}")
@@ -252,7 +252,7 @@ def _follow(
 
 def _describe_wait(draft: Draft, name: str, application: Json) -> str:
     """Explain what a SparkApplication without a state waits for."""
-    if draft.now - _creation_time(application) < _OPERATOR_TIMEOUT:
+    if draft.now - _parse_creation_time(application) < _OPERATOR_TIMEOUT:
         return f"SparkApplication {name} waits for the spark-operator"
     return (
         f"SparkApplication {name} waits for the spark-operator, which has not handled it for {int(_OPERATOR_TIMEOUT.total_seconds())} s: "
@@ -267,7 +267,9 @@ def _complete(
     application: Json,
 ) -> Outcome:
     """Record the result of a completed SparkApplication. If the result is lost, begin another SparkApplication."""
-    succeeded = [ended for ended in pod_state.exits(_driver(children, status), _CONTAINER) if ended.code == 0]
+    succeeded = [
+        ended for ended in pod_state.exits(_find_driver(children, status), _CONTAINER) if ended.code == 0
+    ]
     results = [ended.message.prep for ended in succeeded if ended.message and ended.message.prep]
     if results:
         result.record_result(draft, results[-1])
@@ -290,8 +292,8 @@ def _fail(
     application: Json,
 ) -> None:
     """Fail the job if the recipe or the data are wrong; otherwise retry, up to a limit."""
-    driver = _driver(children, status)
-    failure = _failure(driver, status, application)
+    driver = _find_driver(children, status)
+    failure = _find_failure(driver, status, application)
     draft.update(last_failure=failure)
     subject = f"SparkApplication {status.name}"
     if failure.exit_code in pod_state.REASON_OF_EXIT:
@@ -309,7 +311,7 @@ def _fail(
         message = f"{subject} failed, like the {failures - 1} before it: {failure.message}"
         _give_up(draft, ConditionReason.PREPARATION_FAILED, message)
         return
-    next_attempt_at = _creation_time(application) + _RETRY_DELAY * 2**status.failures
+    next_attempt_at = _parse_creation_time(application) + _RETRY_DELAY * 2**status.failures
     pause = next_attempt_at - draft.now
     if pause > timedelta(0):
         # The cause of a rejected submission, such as a full quota or an unavailable webhook, needs time to pass.
@@ -321,27 +323,27 @@ def _fail(
     _begin(draft, children, failures=failures, why=f"{subject} failed ({failure.message}): ")
 
 
-def _failure(driver: list[Json], status: SparkApplicationStatus, application: Json) -> LastFailure:
+def _find_failure(driver: list[Json], status: SparkApplicationStatus, application: Json) -> LastFailure:
     """Return the failure of the driver; without a pod, the failure of the SparkApplication."""
     failure = pod_state.last_failure(driver, _CONTAINER, 0)
     if failure is None:
-        why = _error(application) or "it gave no reason"
+        why = _find_error(application) or "it gave no reason"
         return LastFailure(pod=names.driver_name(status.name), reason="Failed", message=why, attempt=0)
     if failure.reason == "OOMKilled":
         return failure.model_copy(update={"message": _OUT_OF_MEMORY})
     return failure
 
 
-def _creation_time(application: Json) -> datetime:
+def _parse_creation_time(application: Json) -> datetime:
     return datetime.fromisoformat(application["metadata"]["creationTimestamp"])
 
 
-def _error(application: Json) -> str:
+def _find_error(application: Json) -> str:
     """Return the error that the spark-operator reports; empty if there is none."""
     return shorten(str(_application_state(application).get("errorMessage") or ""), _MAX_ERROR_CHARS)
 
 
-def _driver(children: CustomChildren, status: SparkApplicationStatus) -> list[Json]:
+def _find_driver(children: CustomChildren, status: SparkApplicationStatus) -> list[Json]:
     """The pod of the driver, as a list; empty if it does not exist."""
     return [pod for pod in children.pods if pod["metadata"]["name"] == names.driver_name(status.name)]
 
