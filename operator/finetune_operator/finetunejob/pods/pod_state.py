@@ -222,10 +222,11 @@ def _is_outlived(status: Json, *, failed: bool) -> bool:
 
 
 def _find_terminated(status: Json, container: str) -> tuple[str, Json] | None:
-    """The name and terminated state of the container, or of the init container that kept it from starting."""
+    """The name and terminated state of the container or, once the pod failed, of the init container that kept it from starting."""
+    statuses = (status.get("containerStatuses") or []) + (status.get("initContainerStatuses") or [])
     ended = [
         (item["name"], dict(terminated))
-        for item in (status.get("containerStatuses") or []) + (status.get("initContainerStatuses") or [])
+        for item in statuses
         if (terminated := item.get("state", {}).get("terminated"))
     ]
     for name, terminated in ended:

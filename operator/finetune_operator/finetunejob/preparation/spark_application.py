@@ -375,10 +375,11 @@ def _stop(draft: Draft, children: CustomChildren, *, except_name: str = "") -> s
         for name, body in children.by_name.items()
         if name != except_name and (is_being_deleted(body) or state_of(body) not in (_COMPLETED, _FAILED))
     }
+    kept_driver = names.driver_name(except_name)
     drivers = [
         pod
         for pod in pod_state.alive(children.pods)
-        if pod["metadata"]["name"] != names.driver_name(except_name) and not is_lost(pod, draft.now)
+        if pod["metadata"]["name"] != kept_driver and not is_lost(pod, draft.now)
     ]
     for body in running.values():
         draft.remove(body, _KIND.name)
