@@ -10,7 +10,7 @@ _MAX_CHARS = 1000
 
 
 def record_end(draft: Draft, failure: LastFailure, cause: AttemptCause) -> None:
-    """Append an attempt that failed or was stopped. Drop an entry of the same attempt and time and, of too many entries, the oldest."""
+    """Append an attempt that failed or was stopped; keep the last entries only. An entry of the same attempt and time is replaced."""
     if failure.attempt is None:
         raise ValueError("the failure names no attempt")
     ended = EndedAttempt(

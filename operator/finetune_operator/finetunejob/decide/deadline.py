@@ -82,7 +82,7 @@ def _is_on_node(pod: Json) -> bool:
 def _find_end(draft: Draft, since: datetime) -> datetime:
     """Return when a wait ended: at the first start of a pod after `since`; without such a start, now.
 
-    This pass may be late, because the operator was down.
+    The pod may have started long before this pass, for example while the operator was down.
     """
     times = [pod.get("status", {}).get("startTime") for pod in draft.observed.pods]
     starts = [datetime.fromisoformat(time) for time in times if time]

@@ -1,10 +1,11 @@
 """Checks the training and evaluation pods of a job in dry runs of the API server, before the operator creates children.
 
-A preparation takes hours, and a correction of spec.pods does not change the pods of an existing Job. Until the data are prepared,
-the check runs once for each generation of the spec. It is repeated after a rejection or an error, since the policies of the API
-server, the defaults of the chart and Kueue's queues can change while the spec does not. If a preparation runs
-first, the job's queue must exist before the preparation starts. A full quota does not stop the job: its pods need the quota only after the
-preparation, when other jobs may have ended.
+Mistakes must be found early: a preparation takes hours, and a correction of spec.pods does not change the pods of an existing Job. Until
+the data are prepared, the check runs once for each generation of the spec. It is repeated after a rejection or an error, since the
+policies of the API server, the defaults of the chart and Kueue's queues can change while the spec does not.
+
+If a preparation runs first, the job's queue must exist before the preparation starts. A full quota does not stop the job: its pods need
+the quota only after the preparation, when other jobs may have ended.
 """
 
 from __future__ import annotations
@@ -82,6 +83,10 @@ def _build_first_pod(draft: Draft, job: Json) -> Json:
     pod_metadata = template.get("metadata", {})
     template_annotations = pod_metadata.get("annotations") or {}
     index_entry = _FIRST_INDEX if job["spec"].get("completionMode") == "Indexed" else {}
+    annotations = template_annotations
+    # NB: annotations that are not a mapping stay as they are, so that the API server rejects them.
+    if isinstance(template_annotations, dict):
+        annotations = {**template_annotations, **index_entry}
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -94,10 +99,7 @@ def _build_first_pod(draft: Draft, job: Json) -> Json:
                 **_job_labels(meta["name"], draft.ftj.uid),
                 **index_entry,
             },
-            # NB: annotations that are not a mapping stay as they are, so that the API server rejects them.
-            "annotations": {**template_annotations, **index_entry}
-            if isinstance(template_annotations, dict)
-            else template_annotations,
+            "annotations": annotations,
             "ownerReferences": [_controller(draft)],
         },
         "spec": template["spec"],

@@ -18,7 +18,7 @@ from finetune_operator.policy.result import Continue, Outcome, Stop
 def pin_versions(draft: Draft) -> Outcome:
     """End each pass until the status has the version of each alias, unless the job is suspended or has no MLflow server.
 
-    A recorded version stays; the next pass has it in the spec.
+    A recorded version stays: later passes see it in the spec, in place of the alias.
     """
     aliases = {} if draft.spec.suspend else unpinned_aliases(draft.ftj)
     if not aliases:

@@ -65,8 +65,8 @@ class AliasVersionReader:
             self.forget(ftj)
             return {}
         look_up = partial(self._look_up, ftj, tracking, servers, aliases)
-        # NB: while one read is late, passes wait for no other read with the same key. Reads of runs have another key, so passes still
-        # wait for them.
+        # NB: while one read is late, passes wait for no other read with the same key. With "aliases" in this key, a late read of an
+        # alias does not keep passes from waiting for the reads of runs on the same servers.
         server_key = ("aliases", servers)
         question = tuple(aliases.items())
         return await self._reads.read(ftj, server_key, question, look_up) or {}

@@ -48,12 +48,12 @@ class PodEventReader:
         self._forget_old()
         events_by_pod: dict[str, tuple[PodEvent, ...]] = {}
         for pod in _pods_to_ask_about(alive, now):
-            events = await self._of(ftj, pod)
+            events = await self._read_events(ftj, pod)
             if events is not None:
                 events_by_pod[pod["metadata"]["name"]] = events
         return events_by_pod
 
-    async def _of(self, ftj: FineTuneJob, pod: Json) -> tuple[PodEvent, ...] | None:
+    async def _read_events(self, ftj: FineTuneJob, pod: Json) -> tuple[PodEvent, ...] | None:
         """The Events about a pod, oldest first; None if they cannot be read."""
         uid = pod["metadata"]["uid"]
         if uid not in self._events_by_uid:

@@ -14,7 +14,7 @@ _SEARCH_INTERVAL_SECONDS = 0.2
 _MAX_RUNS = 100
 
 Search = Callable[[Callable[[], Mapping[str, Run]]], Coroutine[object, object, Mapping[str, Run]]]
-"""Calls a function that blocks, in a thread, and returns its result."""
+"""Calls a function that blocks, in a thread, and returns its result, for example `asyncio.to_thread`."""
 
 
 @dataclass
@@ -73,6 +73,7 @@ class RunBatches:
         if before and before.search:
             await asyncio.wait({before.search})
         await asyncio.sleep(max(self._next_search_at.get(server, 0.0) - self.clock(), 0.0))
+        # From now on, runs to read go to the next batch.
         if self._collecting.get(server) is batch:
             del self._collecting[server]
         self._next_search_at[server] = self.clock() + _SEARCH_INTERVAL_SECONDS

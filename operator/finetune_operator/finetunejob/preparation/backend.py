@@ -67,7 +67,7 @@ class Backend(Protocol):
         return ()
 
     def build_dry_runs(self, draft: Draft) -> Iterable[Json]:
-        """Objects that the API server must accept in a dry run before the job starts."""
+        """Objects that the API server must accept in a dry run before the job starts, for example a review of access rights."""
         return ()
 
     # The preparation

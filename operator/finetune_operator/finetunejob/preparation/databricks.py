@@ -91,7 +91,7 @@ class DatabricksBackend(Backend):
     def prepare(self, draft: Draft) -> Outcome:
         run, preparation = draft.status.databricks_run, draft.observed.preparation
         if run is None or run.state in ("Canceled", "Failed"):
-            # There is no run yet, or the run ended because of a suspension, or by itself during one.
+            # There is no run yet, or a suspension canceled it, or it ended by itself during a suspension.
             has_to_wait = pending_run.wait_for_run(draft) or preparation_lease.wait_for_lease(draft)
             if not has_to_wait:
                 _begin(draft, run, failures=run.failures if run else 0)

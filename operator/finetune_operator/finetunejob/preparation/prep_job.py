@@ -82,10 +82,10 @@ class JobBackend(Backend):
             return
         if driver_pod.wait_for_correction(draft, self.find_pod_mistakes(draft.spec)):
             return
+        # An earlier prep pod must end first: two preparations at once would write the same table.
         obstacle = step_state.clear_name(draft, state)
         if obstacle:
             draft.record_start()
-            # Two preparations at once would write the same table.
             message = f"the preparation waits for {obstacle}"
             draft.set(ConditionType.PREPARED, False, ConditionReason.PREPARING, message)
             draft.requeue_after(draft.settings.poll_seconds)
@@ -103,7 +103,8 @@ class JobBackend(Backend):
 
 
 def _build_job(draft: Draft) -> Json:
-    ftj, spec, driver_env = draft.ftj, draft.spec, []
+    ftj, spec = draft.ftj, draft.spec
+    driver_env: list[Json] = []
     if executors.count_executors(spec):
         executor = driver_pod.build_executor(ftj, spec, draft.settings)
         driver_env = executors.build_driver_env(ftj, executor)

@@ -36,8 +36,8 @@ def stop_logging(draft: Draft, endpoint: Endpoint) -> None:
     draft.requeue_after(draft.settings.poll_seconds)
 
 
-def is_logging(draft: Draft, endpoint: Endpoint) -> bool:
-    """Whether the endpoint logs requests as in the spec; requests the change if not."""
+def ensure_logging(draft: Draft, endpoint: Endpoint) -> bool:
+    """Return whether the endpoint logs requests as in the spec. If not, record and request the change."""
     spec_table, table = _spec_table(draft), endpoint.logged_to
     if table is not None and _is_stale(draft, table):
         # `stop_logging` ends the logging to this table in the same pass.
@@ -48,6 +48,7 @@ def is_logging(draft: Draft, endpoint: Endpoint) -> bool:
     written_table = written_status.inference_table if written_status else None
     update_status(draft, inference_table=spec_table)
     if table is not None:
+        # It is not stale, so it is the table of the spec.
         return True
     if not was_refused(draft):
         message = f"endpoint {name_of(draft)} is being configured to log its requests"

@@ -10,7 +10,7 @@ from finetune_operator.modelpromotion.decide import alias_history, canary, endpo
 from finetune_operator.modelpromotion.decide import endpoint as endpoints
 from finetune_operator.modelpromotion.decide.draft import Draft
 from finetune_operator.modelpromotion.decide.endpoint_failure import fail, go_back
-from finetune_operator.modelpromotion.decide.endpoint_logging import is_logging, stop_logging
+from finetune_operator.modelpromotion.decide.endpoint_logging import ensure_logging, stop_logging
 from finetune_operator.serving.model import Endpoint
 
 
@@ -126,7 +126,7 @@ def _advance(draft: Draft, endpoint: Endpoint, version: str) -> None:
     else:
         endpoint_change.complete(draft, endpoint)
         # NB: each of these two reports why it is false. The second may request a change, which must wait until the endpoint answers.
-        if not endpoint_change.is_answering(draft, endpoint) or not is_logging(draft, endpoint):
+        if not endpoint_change.is_answering(draft, endpoint) or not ensure_logging(draft, endpoint):
             return
         if not canary.serving_status(draft).step:
             _conclude(draft, routes)
