@@ -92,9 +92,12 @@ def run(recipe: Recipe, uri: str) -> EvaluationResult:
                 else {"model": trained.answers}
             )
             # If a metric compares answers, all questions have answers, not only those of the table.
-            columns = {column: answers[: spec.generations] for column, answers in answers_by_model.items()}
             table.log_table(
-                tracker, folder, evaluator.table_questions, trained.references[: spec.generations], columns
+                tracker,
+                folder,
+                evaluator.table_questions,
+                references=trained.references[: spec.generations],
+                answers={name: answers[: spec.generations] for name, answers in answers_by_model.items()},
             )
         return EvaluationResult(
             rows=len(evaluated_rows), digest=evaluated_rows.digest, metrics=trained.numbers, base=base.numbers

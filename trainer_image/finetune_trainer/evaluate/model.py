@@ -109,7 +109,8 @@ def load_model(
     network = Network(_load_weights(source, spec, field, device, new, dtype=dtype), Sft()).eval()
     overflow = _OVERFLOW if dtype == torch.float16 else None
     try:
-        parity.check(network, device, parity.Subject(spec.base, field, _REMEDY, overflow_remedy=overflow))
+        subject = parity.Subject(spec.base, field, remedy=_REMEDY, overflow_remedy=overflow)
+        parity.check(network, device, subject)
         yield network
     finally:
         network.model = torch.nn.Identity()

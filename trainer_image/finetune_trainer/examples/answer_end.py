@@ -66,7 +66,10 @@ def explain_missing_stop(tokenizer: PreTrainedTokenizerBase) -> str | None:
 
 
 def _split_end(tokenizer: PreTrainedTokenizerBase) -> tuple[str, int | None]:
-    """Return the text between an answer and the token at which servers stop, and that token; without such a token, the whole end and None."""
+    """Return the text between an answer and the token at which servers stop, and that token; without such a token, the whole end and None.
+
+    For example, `("", 151645)` for the end `<|im_end|>`, which is one token, and `("###", None)` for an end of several tokens.
+    """
     end = find_end_text(tokenizer)
     (tokens,) = encode(tokenizer, [end], special=False)
     special_token = _find_special(tokenizer, end, tokens)

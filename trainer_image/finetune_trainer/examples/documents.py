@@ -104,6 +104,7 @@ class Documents:
                 "the tokenizer of model.base is Python code that does not report token offsets, so answers in "
                 "conversations cannot be separated from prompts: set objective.lossOn: All"
             )
+        # The last answer mostly has a mask: no message follows it that could change how the text before is rendered.
         last = "" if self.last_only else "LastAnswer or "
         return (
             "the chat template renders the beginning of a conversation differently when the conversation continues, so "
@@ -125,7 +126,7 @@ class Documents:
             loss_mask.check_template(self._chat, base)
 
     def of(self, rows: Mapping[str, list[Any]]) -> Iterator[tuple[Document, ...]]:
-        """Yield the documents of each row of a batch of columns.
+        """Yield the documents of each row of a batch of columns, for example of `{"prompt": ["1 + 1"], "response": ["2"]}`.
 
         Raises:
             DataError: a row does not have the type of its column, or the chat template refuses it.
@@ -157,7 +158,7 @@ class Documents:
             yield (self._encode_conversation(messages, learned, self.answers_only, definitions),)
 
     def select_learned(self, value: Any, column: str) -> tuple[list[chat_messages.Message], list[int]]:
-        """Return the messages in a value of a column of conversations, and the turns of the assistant that are learned.
+        """Return the messages in a value of a column of conversations, and the indices of the assistant's messages that are learned.
 
         Raises:
             RowError: the value is not a conversation, or an answer has weight 0 although the loss is on all tokens.

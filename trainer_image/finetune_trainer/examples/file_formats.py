@@ -72,11 +72,11 @@ def explain_compression(file: str, kind: str) -> str | None:
     Args:
         kind: the format of the file: JSONLines, CSV or Parquet.
     """
-    # The last two endings; an ending that the name does not have is empty.
-    *_, outer, last = ("", "", *(ending.lower() for ending in PurePosixPath(file).suffixes))
+    # The last two endings, for example .tar and .gz; an ending that the name does not have is empty.
+    *_, before_last, last = ("", "", *(ending.lower() for ending in PurePosixPath(file).suffixes))
     why = f"{file} cannot be read (its name ends in {{}})"
-    if last in _ARCHIVES or (last in COMPRESSIONS and outer in _ARCHIVES):
-        return f"{why.format(outer if outer in _ARCHIVES else last)}: unpack the archive"
+    if last in _ARCHIVES or (last in COMPRESSIONS and before_last in _ARCHIVES):
+        return f"{why.format(before_last if before_last in _ARCHIVES else last)}: unpack the archive"
     if kind == "Parquet" and last in (*COMPRESSIONS, *_OTHER_COMPRESSIONS):
         return f"{why.format(last)}: decompress the file, since Parquet compresses its columns itself"
     if last in _OTHER_COMPRESSIONS:

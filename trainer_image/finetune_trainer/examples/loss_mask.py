@@ -153,7 +153,8 @@ def _find_end_of_header(
 ) -> int | None:
     """Return where an answer begins if the generation prompt adds a special token, such as DeepSeek's <think>, to the header of an answer.
 
-    The header must itself end with a special token. None for any other generation prompt.
+    For example, the generation prompt is `<|Assistant|><think>`, and the answer begins after `<|Assistant|>`. The header must itself end
+    with a special token. None for any other generation prompt.
 
     Args:
         before: the conversation up to the answer.
@@ -248,7 +249,10 @@ def _explain_missing_end(
 
 
 def find_overlaps(places: list[tuple[int, int]], targets: list[tuple[int, int]]) -> list[bool]:
-    """Return whether each place shares a character with a target. All are (begin, end); the targets are in order and do not overlap."""
+    """Return whether each place shares a character with a target. All are (begin, end); the targets are in order and do not overlap.
+
+    For example, [False, True] for the places (0, 2) and (2, 4) and the target (3, 5).
+    """
     if not targets or not places:
         return [False] * len(places)
     begins, ends = np.asarray(places).T

@@ -146,6 +146,7 @@ def check_same_vocabulary(
     """
     model_ids, teacher_ids = tokenizer.get_vocab(), teacher_tokenizer.get_vocab()
     teacher_tokens = {number: token for token, number in teacher_ids.items()}
+    # A token or an id that the teacher does not have counts as equal.
     differing = sorted(
         (number, token)
         for token, number in model_ids.items()

@@ -131,13 +131,11 @@ class Tracker:
 
     def describe(self, params: Mapping[str, Any], tags: Mapping[str, str]) -> None:
         """Log parameters and tags; parameters that an earlier attempt logged stay unchanged."""
-        self._enqueue(
-            lambda: self._calls.append(lambda mlflow: self._log_params_and_tags(mlflow, params, tags))
-        )
+        self._enqueue_call(lambda mlflow: self._log_params_and_tags(mlflow, params, tags))
 
     def tags(self, tags: Mapping[str, str]) -> None:
         """Set tags; existing tags are overwritten."""
-        self._enqueue(lambda: self._calls.append(lambda mlflow: self._log_tags(mlflow, tags)))
+        self._enqueue_call(lambda mlflow: self._log_tags(mlflow, tags))
 
     def dataset(
         self, address: str, *, name: str, digest: str, version: int | None = None, use: str = "training"
@@ -151,21 +149,21 @@ class Tracker:
         def log(mlflow: MlflowClient) -> None:
             self._log_dataset(mlflow, _build_dataset(address, version, name=name, digest=digest), use)
 
-        self._enqueue(lambda: self._calls.append(log))
+        self._enqueue_call(log)
 
     def artifacts(self, files: Sequence[Path], place: str) -> None:
         """Upload files to a folder of the run's artifacts; a failed upload is not repeated.
 
         The files must stay until the tracker is closed.
         """
-        self._enqueue(lambda: self._calls.append(lambda mlflow: self._log_artifacts(mlflow, files, place)))
+        self._enqueue_call(lambda mlflow: self._log_artifacts(mlflow, files, place))
 
     def table(self, file: Path, place: str) -> None:
         """Upload a table of MLflow, a JSON file with columns and data, to a folder of the run's artifacts; replace a file of the same name.
 
         The file must stay until the tracker is closed.
         """
-        self._enqueue(lambda: self._calls.append(lambda mlflow: self._log_table(mlflow, file, place)))
+        self._enqueue_call(lambda mlflow: self._log_table(mlflow, file, place))
 
     def flush(self, seconds: float) -> bool:
         """Wait until the queue is empty; return False if it is not after `seconds`."""
@@ -197,6 +195,9 @@ class Tracker:
     def _print(self, line: str) -> None:
         if not self._quiet:
             print(line, flush=True)
+
+    def _enqueue_call(self, call: Call) -> None:
+        self._enqueue(lambda: self._calls.append(call))
 
     def _enqueue(self, put: Callable[[], None]) -> None:
         if self._thread is None:

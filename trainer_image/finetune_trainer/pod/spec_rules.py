@@ -129,10 +129,15 @@ def _drop_empty(schema: Schema, value: Any) -> Any:
     if not isinstance(value, dict) or "properties" not in schema:
         return value
     fields: Schema = schema["properties"]
+
+    def is_omitted(name: str, part: Any) -> bool:
+        is_map = "properties" not in (fields.get(name) or {})
+        return part == [] or (part == {} and is_map)
+
     return {
         name: _drop_empty(fields.get(name) or {}, part)
         for name, part in value.items()
-        if part != [] and (part != {} or "properties" in (fields.get(name) or {}))
+        if not is_omitted(name, part)
     }
 
 

@@ -236,8 +236,10 @@ def _find_concurrent_result(spark: SparkSession, recipe: Recipe, result: PrepRes
     """Return the result of a concurrent commit, if this job may use it."""
     table_versions, prepare = list_versions(spark, recipe, result.path), recipe.data.prepare
     own_result = find_own_result(table_versions, recipe, result.path)
-    if own_result or prepare is None or prepare.reuse == "Never" or result.digest is None:
+    if own_result is not None:
         return own_result
+    if prepare is None or prepare.reuse == "Never" or result.digest is None:
+        return None
     return find_reusable_result(spark, table_versions, recipe, result.path, result.digest)
 
 

@@ -141,8 +141,8 @@ def build_plan(recipe: Recipe, conversations: Mapping[str, tuple[str, ...]] | No
     """Return the preparation of a recipe that names the columns of an example.
 
     Args:
-        conversations: the source columns that hold lists of {role, content}, each with the other fields of messages to keep.
-            None: the source has not been read yet.
+        conversations: the source columns that hold lists of {role, content}, each with the other fields of messages to keep,
+            for example `{"messages": ("tool_calls", "weight")}`. None: the source has not been read yet.
 
     Raises:
         RecipeRefusedError: as `build_request`; or the recipe has fields for text and the columns hold conversations; or the recipe

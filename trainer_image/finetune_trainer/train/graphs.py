@@ -137,7 +137,7 @@ def _make_batches(recipe: Recipe) -> Iterator[pack.Batch]:
             draw.integers(1, _VOCABULARY, offsets[-1]).astype(np.int32),
             np.ones(offsets[-1], bool),
             offsets,
-            documents,
+            documents=documents,
             reference=np.zeros((examples, 2), np.float32) if documents == 2 else None,
             labels=np.arange(examples) % 2 == 0 if documents == 2 else None,
         )

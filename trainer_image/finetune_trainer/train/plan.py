@@ -305,7 +305,7 @@ def make_full_batches(recipe: Recipe) -> list[pack.Batch]:
         np.zeros(offsets[-1], np.int32),
         np.ones(offsets[-1], bool),
         offsets,
-        documents,
+        documents=documents,
         reference=np.zeros((examples, 2), np.float32) if documents == 2 else None,
         labels=np.arange(examples) % 2 == 0 if documents == 2 else None,
     )

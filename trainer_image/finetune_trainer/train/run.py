@@ -324,8 +324,8 @@ class Run:
             data.splits,
             result,
             counts,
-            lineage.identify_eval_data(self.recipe, validation),
-            loop.weights_step,
+            eval_data=lineage.identify_eval_data(self.recipe, validation),
+            weights_step=loop.weights_step,
             resumed_from=loop.progress.resumed_from,
         )
 

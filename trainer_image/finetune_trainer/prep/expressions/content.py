@@ -31,8 +31,8 @@ _TYPE, _TEXT = "type", "text"
 _PART = StructType([StructField(name, StringType()) for name in (_TYPE, _TEXT)])
 # A message has its content in a field with one of these names.
 _CONTENTS = ("content", FIELDS["content"])
-# The shapes of a content that is not text: a list of parts, each a text or the JSON text of an object; or one part. Before each shape:
-# the pattern with which a content of the shape begins in JSON text.
+# The shapes of a content that is not text, each after the pattern with which it begins in JSON text: a list of parts, each a text or the
+# JSON text of an object; or one part.
 _SHAPES: tuple[tuple[str, DataType], ...] = ((r"\[", ArrayType(StringType())), (r"\{", _PART))
 PARSER = {"maxStringLen": str(2**31 - 1)}
 """Settings of Spark's parser of JSON. NB: its default limits a text to 20 million characters."""
@@ -61,8 +61,8 @@ def text_of(message: Column, kind: StructType, *, only_texts: bool = False) -> C
 def join_parts(parts: Column, kind: DataType, *, only_texts: bool = False) -> Column:
     """Return a content as text; the texts of several parts are joined.
 
-    Without `only_texts`, a content with a part that is not text becomes a text that begins with OTHER_PART, which
-    `chat_messages.messages` refuses.
+    Without `only_texts`, a content with a part that is not text becomes OTHER_PART, the type of that part, a NUL and the joined texts.
+    `chat_messages.messages` refuses a text that begins with OTHER_PART.
 
     Args:
         parts: the content.
@@ -72,7 +72,7 @@ def join_parts(parts: Column, kind: DataType, *, only_texts: bool = False) -> Co
         return join_parts(sf.when(parts.isNotNull(), sf.array(parts)), ArrayType(kind), only_texts=only_texts)
     if not isinstance(kind, ArrayType):
         text = plain_text.write(parts, kind)
-        # A content that was joined before may begin with OTHER_PART, the type of the part and a NUL.
+        # An earlier `join_parts` may have written OTHER_PART, the type of the part and a NUL before the texts.
         return sf.regexp_replace(text, rf"^{OTHER_PART}[^\x00]*\x00", "") if only_texts else text
     if isinstance(kind.elementType, StructType | MapType):
         names = kind.elementType.fieldNames() if isinstance(kind.elementType, StructType) else [_TYPE, _TEXT]
@@ -125,6 +125,8 @@ def _parse(text: Column, names: list[str], finish: Callable[[Column], Column]) -
     messages = sf.from_json(text, _list_of(names, StringType()), PARSER)
     columns = zip(("messages", *shapes), (messages, *other_columns), strict=True)
 
+    # Below, `parsed` has the fields messages, shape0 and shape1: lists with the same messages at the same places. In `messages`, a content
+    # that is not text is its JSON text; in the lists of the shapes, a content of another shape is null.
     def read_field(parsed: Column, message: Column, name: str, number: Column) -> Column:
         if name not in contents:
             return finish(message[name]).alias(name)

@@ -212,6 +212,7 @@ def _to_json(value: Any, indent: int | None = None) -> str:
 def _count_passes(context: Context, values: Iterable[Any]) -> list[Any]:
     """Return the items of a loop, and count them as passes of the row."""
     passes = context[_PASSES]
+    # One item above the limit is enough to find that the loops exceed it; `values` may be a large range.
     items = list(islice(values, MAX_PASSES + 1 - passes[0]))
     passes[0] += len(items)
     if passes[0] > MAX_PASSES:
@@ -220,7 +221,7 @@ def _count_passes(context: Context, values: Iterable[Any]) -> list[Any]:
 
 
 def _compile(text: str) -> Template:
-    """Compile a template whose loops count their passes.
+    """Compile a template whose loops count their passes: `{% for x in xs %}` becomes `{% for x in xs | counted passes %}`.
 
     Raises:
         TemplateSyntaxError: the text is not a Jinja template.

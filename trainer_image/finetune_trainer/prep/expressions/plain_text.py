@@ -73,7 +73,9 @@ def has_fractions(text: Column) -> Column:
 
 
 def mark_numbers(text: Column) -> Column:
-    """Turn numbers with a point or an exponent in JSON text into marked strings, for `unmark_numbers`.
+    r"""Turn numbers with a point or an exponent in JSON text into marked strings, for `unmark_numbers`.
+
+    For example, `{"price": 1.50}` becomes `{"price": "\u0000finetune number 1.50"}`.
 
     NB: when Spark parses JSON, it does not keep how a number is written.
     """
@@ -169,7 +171,7 @@ def _write_float(value: Column, kind: DataType) -> Column:
 
 
 def _without_exponent(text: Column) -> Column:
-    """Return a decimal without its exponent; a decimal that had one also loses its trailing zeros."""
+    """Return a decimal without its exponent, for example 1250 for 1.250E3; a decimal that had one also loses its trailing zeros."""
     sign = sf.regexp_extract(text, "^-?", 0)
     integer = sf.regexp_extract(text, r"^-?(\d+)", 1)
     fraction = sf.regexp_extract(text, r"\.(\d*?)0*(?:[eE]|$)", 1)

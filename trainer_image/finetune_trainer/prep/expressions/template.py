@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Template:
-    """A parsed template: pairs of literal text and the column after it, if any."""
+    """A parsed template: pairs of literal text and the column after it, if any.
+
+    For example, `Q: {question}!` has the parts `(("Q: ", "question"), ("!", None))`.
+    """
 
     parts: tuple[tuple[str, str | None], ...]
 

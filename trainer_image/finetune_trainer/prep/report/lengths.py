@@ -31,7 +31,10 @@ def counts(row: Mapping[str, Any]) -> list[int]:
 
 
 def index(length: Column) -> Column:
-    """Return the number of the bin of a length: one less than the length has binary digits, but at most that of the last bin."""
+    """Return the number of the bin of a length: one less than the length has binary digits, but at most that of the last bin.
+
+    For example, 2 for the lengths 4 to 7, which have three binary digits.
+    """
     return sf.least(sf.length(sf.bin(length)) - 1, sf.lit(len(EDGES) - 1))
 
 

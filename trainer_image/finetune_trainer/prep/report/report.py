@@ -68,7 +68,7 @@ class Facts:
 
     @property
     def funnel(self) -> list[tuple[str, int, int]]:
-        """Each step, the number of examples that it dropped, and the number that remained."""
+        """Each step, the number of examples that it dropped, and the number that remained, for example ("notNull", 3, 97)."""
         remaining = self.examples
         steps = [("source", 0, remaining)]
         for name, number in self.dropped.items():

@@ -82,7 +82,9 @@ def _find_refused_function(frame: DataFrame, condition: str) -> str | None:
         is_forbidden_leaf = not children and _class_name(node) not in _ANALYSED
         # NB: an expression around a nondeterministic expression is nondeterministic, too: only the innermost is reported.
         is_random = not node.deterministic() and all(part.deterministic() for part in children)
-        if is_forbidden_leaf or is_random or _class_name(node).endswith("UDF"):
+        # The code of a UDF may read anything.
+        is_udf = _class_name(node).endswith("UDF")
+        if is_forbidden_leaf or is_random or is_udf:
             return f"the function {node.prettyName().lower()}"
     return None
 

@@ -27,15 +27,15 @@ if TYPE_CHECKING:
     from finetune_trainer.prep.source.location import Place
 
 _FORMATS = {"Parquet": "parquet", "JSONLines": "json", "CSV": "csv"}
-# Spark's options for text files, by the type of the source: _HEADER applies when the columns are inferred and when
-# the rows are read, _STRICT only when the rows are read.
-_HEADER: dict[str, dict[str, Any]] = {
+# Spark's options for text files, by the type of the source, which has none if it is Parquet. _TEXT_OPTIONS applies when the columns are
+# inferred and when the rows are read, _ROW_OPTIONS only when the rows are read.
+_TEXT_OPTIONS: dict[str, dict[str, Any]] = {
     # NB: the default limits a text to 20 million characters.
     "JSONLines": {"maxStringLen": 2**31 - 1},
     # NB: Spark's default escape is a backslash, which is text to other CSV readers.
     "CSV": {"header": True, "multiLine": True, "escape": '"'},
 }
-_STRICT: dict[str, dict[str, Any]] = {
+_ROW_OPTIONS: dict[str, dict[str, Any]] = {
     "JSONLines": {},
     "CSV": {
         # NB: by default, a value whose quote is not closed continues over lines up to the next quote.
@@ -80,7 +80,7 @@ def read(
         recursive = {"recursiveFileLookup": "true"} if has_subfolders(place.path, paths) else {}
         settings = {**place.options, **recursive}
         texts = None
-        if source.type in _HEADER:
+        if source.type in _TEXT_OPTIONS:
             texts = text_files.TextFiles(source.type, [place.path], _literal(settings, [place.path]))
         with text_files.checking_on_failure(spark, texts):
             rows = frame(spark, source.type, [place.path], settings, paths)
@@ -196,14 +196,14 @@ def frame(
         DataError: the types of a column differ between Parquet files.
     """
     literal = _literal(settings or {}, paths)
-    if kind not in _HEADER:
+    if kind not in _TEXT_OPTIONS:
         return schemas.read_parquet(spark, paths, files or paths, literal)
     reader = spark.read.format(_FORMATS[kind]).options(**literal)
-    options = _HEADER[kind]
+    options = _TEXT_OPTIONS[kind]
     # NB: columns are not inferred with FAILFAST, whose error would not name the file: a broken line adds the column _CORRUPT.
     inferred = reader.options(**options).load(paths).schema
     schema = StructType([field for field in inferred.fields if field.name != _CORRUPT])
-    strict = {**literal, **options, **_STRICT[kind], "mode": "FAILFAST"}
+    row_options = {**literal, **options, **_ROW_OPTIONS[kind], "mode": "FAILFAST"}
     # NB: Spark infers one type for a column: text if the contents of some messages are text and those of others are lists; floats if
     # some numbers are integers. To keep such differences, columns with conversations, numbers or lists of objects are read as strings of
     # raw JSON, and parsed below. For numbers and lists of objects, the raw JSON also stays in a second column, see `plain_text.written`.
@@ -217,7 +217,7 @@ def frame(
         StructField(field.name, StringType()) if field.name in text_columns else field
         for field in schema.fields
     ]
-    rows = spark.read.format(_FORMATS[kind]).options(**strict).schema(StructType(fields)).load(paths)
+    rows = spark.read.format(_FORMATS[kind]).options(**row_options).schema(StructType(fields)).load(paths)
     for name in conversations:
         rows = rows.withColumn(name, content.parse_conversations(sf.col(quoted(name)), schema[name].dataType))
     for name in object_lists:

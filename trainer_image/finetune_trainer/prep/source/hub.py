@@ -192,8 +192,8 @@ def _convert_to_parquet(builder: DatasetBuilder, split: str, scratch: Path) -> l
     """Write all splits of a configuration as Parquet, and return the files of `split`."""
     folder = scratch / "files"
     builder.download_and_prepare(str(folder), file_format="parquet")
-    # The files are {prefix}.parquet if there is one shard, else {prefix}-00000-of-00002.parquet and so on. NB: {prefix}* would also match
-    # another split whose name begins with this one's; names of splits have no hyphen.
+    # The files are {prefix}.parquet if there is one shard, else {prefix}-00000-of-00002.parquet and so on. NB: for the split
+    # train, {prefix}* would also match the files of a split train_sft; names of splits have no hyphen.
     prefix = f"{builder.dataset_name}-{split}"
     files = [*folder.glob(f"{prefix}.parquet"), *folder.glob(f"{prefix}-*.parquet")]
     return [str(path) for path in sorted(files)]

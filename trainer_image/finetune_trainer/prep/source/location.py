@@ -10,7 +10,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 OWN_SCHEME = "s3a-"
-"""The prefix of a scheme of S3 that has credentials of its own: those that Unity Catalog gave for one table. A hash follows."""
+"""The prefix of a scheme of S3 that has credentials of its own: those that Unity Catalog gave for one table. A hash follows,
+for example `s3a-1f2e3d4c`."""
 S3 = rf"(?:s3a|{OWN_SCHEME}[0-9a-f]{{8}})://"
 """A regular expression for the schemes of S3 in Hadoop: s3a, for files without credentials of their own, and those of OWN_SCHEME."""
 

@@ -208,6 +208,8 @@ def is_nested(kind: DataType) -> bool:
 def find_conversations(frame: DataFrame, weight: str | None = None) -> dict[str, tuple[str, ...]]:
     """Return the columns that hold lists of {role, content}, each with the other fields of messages that are kept.
 
+    For example, `{"messages": ("tool_calls", "weight")}`.
+
     Args:
         weight: the field of the source that is kept as `chat_messages.WEIGHT`. Default: the field of this name.
     """

@@ -84,9 +84,10 @@ def read_parquet(
     except (Py4JJavaError, PySparkException) as error:
         _check_pointers(spark, files, settings, error)
         has_other_types = any(mark in str(error) for mark in _OTHER_TYPES)
-        # NB: Spark widens no types; the code below does, and other errors are raised.
+        # NB: Spark fails if types differ or if it does not read one; the code below also reads such files. Other errors are raised.
         if _CONFLICT not in str(error) and not has_other_types:
             raise
+        # Without access to the JVM, the footers cannot be read.
         if session.context(spark) is None:
             raise _build_type_error(paths[0], error) from error
     if has_other_types:

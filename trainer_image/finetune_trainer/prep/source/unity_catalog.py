@@ -231,6 +231,7 @@ def _check_table(info: TableInfo, kind: str, reference: _TableReference) -> None
             f"{reference.label} is a catalog-managed table, whose newest version only its catalog knows: {_DATABRICKS_ADVICE}",
         )
     format_name = _enum_value(info.data_source_format)
+    # For example, data.source of the label `data.source.table main.sales.orders`.
     source_field, *_ = reference.label.split(".table", 1)
     if _FORMATS.get(format_name.upper()) != kind:
         raise DataError(

@@ -84,11 +84,12 @@ def _parse_column(name: str, kind: DataType, form: Form) -> Column:
     """Return the conversations of a column, with the fields role, content and `Form.carried`; raises as `parse` does."""
     column, carried = sf.col(quoted(name)), form.carried
     # The names of a message's fields in the source, by the names that the fields get.
-    fields = {field: field for field in ("role", "content", *carried)}
-    if form.weight and WEIGHT in fields:
-        fields[WEIGHT] = form.weight
+    source_names = {field: field for field in ("role", "content", *carried)}
+    if form.weight and WEIGHT in source_names:
+        source_names[WEIGHT] = form.weight
     if isinstance(kind, StringType):
-        names = dict.fromkeys([*fields.values(), *FIELDS.values(), LEGACY_CALL])
+        # JSON text may have a field under any of its names.
+        names = dict.fromkeys([*source_names.values(), *FIELDS.values(), LEGACY_CALL])
         string_fields = [StructField(field, StringType()) for field in names]
         kind = ArrayType(StructType(string_fields))
         column = content.parse_conversations(column, kind)
@@ -103,30 +104,30 @@ def _parse_column(name: str, kind: DataType, form: Form) -> Column:
     message_type = kind.elementType
     types = {field.name: field.dataType for field in message_type}
 
-    def read_field(message: Column, name: str) -> Column:
-        if name == _CALLS and LEGACY_CALL in types:
-            calls = sf.nullif(read_as_is(message, name), sf.lit(_EMPTY_LIST))
+    def read_field(message: Column, source_name: str) -> Column:
+        if source_name == _CALLS and LEGACY_CALL in types:
+            calls = sf.nullif(read_as_is(message, source_name), sf.lit(_EMPTY_LIST))
             return sf.coalesce(calls, _wrap_call(read_as_is(message, LEGACY_CALL)))
-        return read_as_is(message, name)
+        return read_as_is(message, source_name)
 
-    def read_as_is(message: Column, name: str) -> Column:
-        if name == "content":
+    def read_as_is(message: Column, source_name: str) -> Column:
+        if source_name == "content":
             return content.text_of(message, message_type)
-        if name == "role":
-            names = [field_name for field_name in (name, FIELDS[name]) if field_name in types]
-            return sf.coalesce(*(message[field_name].cast("string") for field_name in names))
-        if name not in types:
+        if source_name == "role":
+            names = [role_name for role_name in ("role", FIELDS["role"]) if role_name in types]
+            return sf.coalesce(*(message[role_name].cast("string") for role_name in names))
+        if source_name not in types:
             return sf.lit(None).cast("string")
         # A weight that has another name in the source is not in `carried`, and is written as plain text.
-        can_be_json = name in (*carried, LEGACY_CALL)
-        is_json = can_be_json and isinstance(types[name], ArrayType | StructType | MapType)
+        can_be_json = source_name in (*carried, LEGACY_CALL)
+        is_json = can_be_json and isinstance(types[source_name], ArrayType | StructType | MapType)
         write = plain_text.write_json if is_json else plain_text.write
-        return write(message[name], types[name])
+        return write(message[source_name], types[source_name])
 
     return sf.transform(
         column,
         lambda message: _build_message(
-            {name: read_field(message, source_name) for name, source_name in fields.items()}
+            {field: read_field(message, source_name) for field, source_name in source_names.items()}
         ),
     )
 

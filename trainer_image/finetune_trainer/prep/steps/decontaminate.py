@@ -161,7 +161,11 @@ def _read_samples(frame: DataFrame, hits: DataFrame, limit: int) -> list[str]:
 def _measure_runs(
     evaluation_runs: DataFrame, sets: Sequence[EvaluationSet], decontaminate: Decontaminate
 ) -> tuple[list[int], int]:
-    """Return the lengths in words that runs of the sets have, and the number of runs; raise DataError for a set without runs."""
+    """Return the lengths in words that runs of the sets have, for example [9, 13], and the number of runs.
+
+    Raises:
+        DataError: a set has no runs.
+    """
     rows = evaluation_runs.groupBy(_SET, _WORDS).count().collect()
     for evaluation_set in sets:
         if not any(row[_SET] == evaluation_set.source.name for row in rows):

@@ -63,7 +63,7 @@ def unify_columns(parts: Sequence[Part], templates: Sequence[str]) -> tuple[list
 
 def _rename_columns(part: Part, columns: Columns) -> Part:
     """Return a part whose columns have the default names of their type. Other columns with these names are dropped."""
-    # The new name of each column to rename. A column of tools needs no new name: only a column named `tools` is detected.
+    # The new name of each column to rename, for example {"conversation": "messages"}. A column of tools needs no new name: only a column named `tools` is detected.
     names = {getattr(part.columns, field): field for field in COLUMN_FIELDS[columns.type]}
     # The columns with the values as the source wrote them are renamed too.
     names |= {plain_text.written(name): plain_text.written(field) for name, field in names.items()}
@@ -150,7 +150,10 @@ def _parse(frame: DataFrame, form: Form) -> DataFrame:
 
 
 def compute_shares(parts: Sequence[Part], counts: Sequence[int]) -> list[float]:
-    """Return the share of its rows that each part contributes."""
+    """Return the share of its rows that each part contributes.
+
+    For example, parts of 100 and 400 rows with the weights 1 and 2 contribute the shares 1.0 and 0.5: 100 and 200 rows.
+    """
     weights = [part.source.weight for part in parts]
     # The rows for a weight of 1.
     scale = min(count / weight for count, weight in zip(counts, weights, strict=True))

@@ -60,7 +60,10 @@ def hash_runs(texts: Sequence[str], lengths: Collection[int]) -> Runs:
 
 
 def hash_examples(texts: Sequence[str], lengths: Collection[int]) -> tuple[Longs, Counts]:
-    """Return the distinct hashes of each text's runs, one text after the other, and the index at which the hashes of each text end."""
+    """Return the distinct hashes of each text's runs, one text after the other, and the index at which the hashes of each text end.
+
+    For example, if the indices begin with 12 and 30, the hashes at 12 to 29 are those of the second text.
+    """
     distinct_runs = _deduplicate(hash_runs(texts, lengths))
     return distinct_runs.hashes, np.searchsorted(distinct_runs.owners, np.arange(len(texts)), side="right")
 

@@ -264,7 +264,10 @@ PATTERNS: dict[RedactKind, Pattern] = {
 
 
 def replace_values(text: str, pattern: Pattern) -> tuple[str, int]:
-    """Return a text with a placeholder for each value of a kind, and how many there were. Overlapping values count as one."""
+    """Return a text with a placeholder for each value of a kind, and how many there were, for example ("Mail to <EMAIL>", 1).
+
+    Overlapping values count as one.
+    """
     # The text before `done` is in `pieces`.
     pieces, done, count = [], 0, 0
     for begin, end in sorted(pattern.find(text)):

@@ -194,10 +194,12 @@ def _hash_bands(shingles: Longs, starts: Counts, ends: Counts, banding: Banding)
     """Return the bands of each text; the bands of a text without shingles are 0."""
     bands = np.zeros((len(starts), banding.bands), np.uint64)
     has_shingles = ends > starts
+    # `reduceat` reads from each start to the next, so texts without shingles are left out.
     starts = starts[has_shingles]
     if not len(starts):
         return bands
     for band in range(banding.bands):
+        # Begins with the number of the band, so that equal values in two bands have different hashes.
         joined = np.full(len(starts), band + 1, np.uint64)
         for row in range(band * banding.rows, (band + 1) * banding.rows):
             least = np.minimum.reduceat((shingles * _FACTORS[row] + _OFFSETS[row]) >> _HALF, starts)

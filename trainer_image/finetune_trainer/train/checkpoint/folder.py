@@ -63,7 +63,7 @@ class Save:
 
 
 class CheckpointFolder:
-    """Folders `step-<8 digits>/<generation>`, on a volume or in an object store.
+    """Folders `step-<8 digits>/<generation>`, for example step-00000100/attempt-2-1a2b3c4d, on a volume or in an object store.
 
     A generation writes only to folders with its own token, so that pods of an older generation never change what a newer generation wrote.
     A save is complete when it has its marker, which is written last and lists all files with their sizes. A save without a

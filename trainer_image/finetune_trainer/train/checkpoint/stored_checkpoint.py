@@ -57,9 +57,10 @@ class StoredCheckpoint:
         """Read into the tensors of `state`, on all ranks of a group.
 
         Args:
-            state: a part of a model's state, nested as it was stored.
+            state: a part of the stored state, nested as it was stored, for example `{"model": weights}`.
             weights: the weights of the model: the checkpoint must have their names and shapes.
-            moments: the optimizer state by weight: the checkpoint must have the dtypes of its tensors.
+            moments: the optimizer state by weight, for example `{"lm_head.weight": {"exp_avg": ...}}`: the checkpoint must have the dtypes
+                of its tensors.
 
         Raises:
             RecipeRefusedError: the checkpoint is damaged, or belongs to another model.

@@ -124,7 +124,9 @@ def load(
     plan = _plan_steps(recipe, train)
     if not (folder / "validation").is_dir():
         world.agree(lambda: _check_no_evaluation(recipe))
-        return Corpus(splits, train, None, plan, columns.find_table_columns(recipe.data))
+        return Corpus(
+            splits, train, validation=None, plan=plan, columns=columns.find_table_columns(recipe.data)
+        )
     validation = dataset.Split.load(folder / "validation")
     evaluation_examples = Examples(validation, _pack_examples(recipe, validation))
     return Corpus(splits, train, evaluation_examples, plan, columns.find_table_columns(recipe.data))

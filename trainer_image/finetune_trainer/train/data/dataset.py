@@ -255,6 +255,9 @@ def _slice_by_tokens(offsets: np.ndarray) -> Iterator[slice]:
 
 
 def concatenate_ranges(begins: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Concatenate the ranges begins[i], ..., begins[i] + sizes[i] - 1 of all i, int64."""
+    """Concatenate the ranges begins[i], ..., begins[i] + sizes[i] - 1 of all i, int64.
+
+    For example, [5, 6, 20, 21, 22] for the begins [5, 20] and the sizes [2, 3].
+    """
     ends = np.cumsum(sizes)
     return np.repeat(begins - (ends - sizes), sizes) + np.arange(ends[-1] if len(ends) else 0)

@@ -74,7 +74,8 @@ class Encoder:
     """Makes examples from rows, and counts the rows that are read, kept, truncated and dropped.
 
     max_length, truncation: training.maxLength and training.truncation.
-    counts: rows of the last split by counter, see _METRIC_SUFFIXES and WEIGHED; "tokens cut" counts tokens.
+    counts: rows of the last split by counter, for example {"read": 100, "kept": 98, "too long": 2}, see _METRIC_SUFFIXES and WEIGHED;
+        "tokens cut" counts tokens.
     """
 
     documents: Documents

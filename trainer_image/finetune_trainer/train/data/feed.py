@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Examples:
-    """Some sequences of a split; a sequence is the indices of the examples packed into it."""
+    """Some sequences of a split; a sequence is the indices of the examples packed into it, for example [[3, 0], [1, 2]]."""
 
     split: Split
     sequences: Sequence[Sequence[int]]

@@ -26,7 +26,8 @@ IGNORED = -100
 class Batch:
     """The input of one forward pass on one rank: a row has one sequence of examples, padded on the right.
 
-    An example is one or two documents (`Split`); tokens attend only to their own document.
+    An example is one or two documents (`Split`); tokens attend only to their own document. For example, two rows with a document of 2 and
+    one of 3 tokens have the position_ids [[0, 1, 0], [0, 1, 2]], the owners [[0, 0, 0], [1, 1, 1]] and the cu_seqlens [0, 2, 3, 6].
 
     input_ids: token ids, int64 [rows, length].
     position_ids: position of each token in its document, int64 [rows, length]; the padding at the end of a row is a
@@ -95,7 +96,8 @@ def pack_examples(lengths: np.ndarray, *, max_length: int, packing: bool) -> lis
     rooms = 0
     order = np.argsort(-lengths, kind="stable")
     for example, length in zip(order.tolist(), lengths[order].tolist(), strict=True):
-        # Bit n is set if a sequence has room for n tokens more than the example.
+        # Bit n is set if a sequence has room for n tokens more than the example: with the rooms 3 and 5 (0b101000), an example of 2 tokens
+        # has the excesses 1 and 3 (0b1010).
         excesses = rooms >> length
         if excesses:
             lowest_excess = (excesses & -excesses).bit_length() - 1
@@ -142,9 +144,10 @@ class Plan:
     ) -> Plan:
         """Make a plan of a number of epochs (by default one) or of steps."""
         if max_steps is not None:
-            return cls(sequences, global_batch, seed, max_steps, total=max_steps * global_batch)
+            return cls(sequences, global_batch, seed, max_steps=max_steps, total=max_steps * global_batch)
         total = math.ceil((epochs or 1.0) * len(sequences))
-        return cls(sequences, global_batch, seed, math.ceil(total / global_batch), total)
+        steps = math.ceil(total / global_batch)
+        return cls(sequences, global_batch, seed, max_steps=steps, total=total)
 
     def order(self, epoch: int) -> np.ndarray:
         """Return the order of the sequences in an epoch, int64 [sequences]."""
@@ -180,7 +183,8 @@ def split_among_ranks(
 ) -> Iterator[Sequence[Sequence[int]]]:
     """Yield a rank's share of some sequences, in rounds of at most `batch_size`.
 
-    Every rank gets the same number of rounds, because every rank runs the same collectives; a round may be empty.
+    Every rank gets the same number of rounds, because every rank runs the same collectives; a round may be empty. For example, of five
+    sequences in rounds of two, the first of two ranks gets 0 and 1, then 4; the second gets 2 and 3, then none.
     """
     for begin in range(0, len(sequences), ranks * batch_size):
         share_begin = begin + rank * batch_size

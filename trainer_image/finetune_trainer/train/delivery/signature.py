@@ -116,7 +116,8 @@ def read_examples(splits: Splits, columns: Columns, prompt: str = PROMPT) -> Exa
                 {"messages": _build_request_messages(question, "user", training_fields)} if chat else question
                 for question, _ in pairs
             ]
-            return Examples(chat, requests, [_get_answer_text(answer) for _, answer in pairs], prompt)
+            answers = [_get_answer_text(answer) for _, answer in pairs]
+            return Examples(chat, requests, answers, prompt)
     return Examples(columns.messages is not None, prompt=prompt)
 
 

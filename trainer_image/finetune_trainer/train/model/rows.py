@@ -22,7 +22,10 @@ def gather_tensor(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def local_rows(parameter: torch.Tensor) -> tuple[torch.Tensor, slice]:
-    """Return this rank's shard of a parameter, and the rows that it covers; rows are sharded over one dimension of the mesh."""
+    """Return this rank's shard of a parameter, and the rows that it covers; rows are sharded over one dimension of the mesh.
+
+    For example, of a parameter of 8 rows over four ranks, the second rank holds slice(2, 4).
+    """
     if not isinstance(parameter, DTensor):
         return parameter, slice(None)
     local_tensor, begin, mesh = parameter.to_local(), 0, parameter.device_mesh

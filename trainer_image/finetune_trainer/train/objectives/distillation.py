@@ -39,6 +39,7 @@ class Distillation(Objective):
         targets = batch.at_targets(batch.targets)
         with torch.no_grad():
             teacher_hidden, _ = self.teacher(batch)
+        # The metric: `score` adds the divergence of each chunk.
         divergences = hidden.new_zeros(1, dtype=torch.float32)
 
         def score(logits: torch.Tensor, chunk: slice) -> torch.Tensor:

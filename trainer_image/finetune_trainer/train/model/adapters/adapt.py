@@ -53,7 +53,6 @@ def adapt(model: PreTrainedModel, method: Method, base: str, new_tokens: NewToke
         config = kind(task_type="CAUSAL_LM", num_virtual_tokens=prompt.virtual_tokens)
     else:
         config = _build_lora_config(model, method, new_tokens)
-    # The ends of a model are its embedding and its output layer.
     end_names = embedding_and_head_names(model)
     try:
         adapted = peft.get_peft_model(model, config)
@@ -92,7 +91,9 @@ def _build_lora_config(model: PreTrainedModel, method: Method, new_tokens: NewTo
     lora = method.lora or Lora()
     tower_names = find_towers(model)
     _check_targets(model, lora.target_modules, tower_names)
-    modules_to_save, ends = _resolve_modules_to_save(model, method), embedding_and_head_names(model)
+    modules_to_save = _resolve_modules_to_save(model, method)
+    # The ends of a model: its embedding and its output layer.
+    ends = embedding_and_head_names(model)
     if new_tokens.ids:
         _check_targets_with_new_tokens(lora.target_modules, ends)
     tied = model.get_input_embeddings().weight is model.get_output_embeddings().weight
@@ -100,7 +101,8 @@ def _build_lora_config(model: PreTrainedModel, method: Method, new_tokens: NewTo
     if tied:
         # NB: peft keeps the ends tied only if modules_to_save has a name that it recognizes, for example lm_head, but not GPT-2's wte.
         recognized_ends = [end for end in ends if end.rsplit(".", 1)[-1] in EMBEDDING_LAYER_NAMES]
-        if trained_ends and recognized_ends and not any(end in trained_ends for end in recognized_ends):
+        is_recognized_listed = any(end in trained_ends for end in recognized_ends)
+        if trained_ends and recognized_ends and not is_recognized_listed:
             modules_to_save.append(recognized_ends[-1])
         # peft applies the settings of the embedding to the tied output layer.
         ends = ends[:1]

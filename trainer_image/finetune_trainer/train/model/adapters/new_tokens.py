@@ -115,7 +115,7 @@ def embedding_and_head_weights(model: PreTrainedModel) -> list[torch.nn.Paramete
 
 
 def embedding_and_head_names(model: PreTrainedModel) -> list[str]:
-    """Return the names of the embedding and of the output layer."""
+    """Return the names of the embedding and of the output layer, for example ["model.embed_tokens", "lm_head"]."""
     ends = (model.get_input_embeddings(), model.get_output_embeddings())
     return [name for name, module in model.named_modules() if any(module is end for end in ends)]
 

@@ -66,7 +66,7 @@ def check(model: nn.Module) -> None:
     for name, weight in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(weight), []).append(name)
     for layer in _find_layers(model):
-        weight, rank = layer.get_base_layer().weight, layer.r[_ADAPTER]
+        weight, lora_rank = layer.get_base_layer().weight, layer.r[_ADAPTER]
         # The name in the adapted layer first.
         layer_name, *shared_names = sorted(names[id(weight)], key=lambda name: "base_layer" not in name)
         if shared_names:
@@ -74,9 +74,9 @@ def check(model: nn.Module) -> None:
                 f"method.lora.init PiSSA changes the weight of {_shorten(layer_name)}, which "
                 f"{_shorten(shared_names[0])} shares: remove {_shorten(layer_name)} from method.lora.targetModules"
             )
-        if rank > min(weight.shape):
+        if lora_rank > min(weight.shape):
             raise RecipeRefusedError(
-                f"method.lora.init PiSSA needs {rank} singular values (method.lora.rank), but {_shorten(layer_name)} has only "
+                f"method.lora.init PiSSA needs {lora_rank} singular values (method.lora.rank), but {_shorten(layer_name)} has only "
                 f"{min(weight.shape)}: lower the rank, or remove the layer from method.lora.targetModules"
             )
 

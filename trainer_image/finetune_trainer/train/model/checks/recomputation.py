@@ -192,7 +192,7 @@ def verify(network: Network, kind: Recomputation, recipe: Recipe, world: World, 
     for candidate in candidates:
         difference = _find_difference(network, calls, candidate, world)
         if difference is None:
-            return Verdict(kind, candidate, key)
+            return Verdict(requested=kind, kind=candidate, key=key)
         world.say(
             f"activation checkpointing {candidate} would change the gradients of {recipe.model.base}: {difference}"
         )

@@ -83,7 +83,9 @@ def estimate(
         chunk_numbers: logits in a chunk of the loss.
     """
     tokens = recipe.training.per_device_batch_size * row_tokens
-    step = _Step(shape, recipe, shards, tokens, recompute, min(chunk_numbers, tokens * shape.vocabulary))
+    # The batch may have fewer logits than a chunk.
+    logits = min(chunk_numbers, tokens * shape.vocabulary)
+    step = _Step(shape, recipe, shards, tokens, recompute, logits)
     phases = (
         step.gather_embedding(),
         step.compute_loss(),

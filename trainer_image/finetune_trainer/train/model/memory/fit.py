@@ -114,6 +114,7 @@ def decide(
     shards = count_shards(recipe, world)
     limit = read_memory_limit(world) * _USABLE_SHARE
     estimate_for = partial(estimate, shape, recipe, shards=shards, row_tokens=row_tokens)
+    # `kind` and `chosen_estimate` become those of the first kind that fits, or of the last.
     for kind in kinds:
         chosen_estimate = estimate_for(recompute=kind)
         if chosen_estimate.total <= limit or kind == kinds[-1]:
@@ -131,7 +132,7 @@ def decide(
         chosen_estimate,
         limit,
         shape,
-        estimate_staged_bytes(shape, recipe, shards=shards),
+        staged=estimate_staged_bytes(shape, recipe, shards=shards),
     )
 
 

@@ -55,8 +55,14 @@ class Schedule:
                 f"training.decaySteps is {decay_steps}, but the run has {max_steps} steps, of which {warmup_steps} are warm-up: "
                 f"set decaySteps to {steps_after_warmup} or less, or set decayRatio instead"
             )
-        floor = training.min_learning_rate or 0.0
-        return cls(training.scheduler, training.learning_rate, floor, warmup_steps, decay_steps, max_steps)
+        return cls(
+            kind=training.scheduler,
+            peak=training.learning_rate,
+            floor=training.min_learning_rate or 0.0,
+            warmup_steps=warmup_steps,
+            decay_steps=decay_steps,
+            max_steps=max_steps,
+        )
 
     def at(self, step: int) -> float:
         """Return the learning rate of a step; steps count from 0."""

@@ -154,14 +154,14 @@ def _collect_targets(model: nn.Module, new: NewTokens) -> dict[str, _Target]:
     These are the parameters and the persistent buffers, for example a router's score corrections.
     """
     base = base_of(model)
-    ends = {id(weight) for weight in new_tokens.embedding_and_head_weights(base)}
+    embedding_and_head_ids = {id(weight) for weight in new_tokens.embedding_and_head_weights(base)}
     targets: dict[str, _Target] = {}
     seen_ids: set[int] = set()
     for name, tensor in base.state_dict(keep_vars=True).items():
         # A tied weight is listed once, by its first name, as in the files.
         if id(tensor) not in seen_ids and not any(part in name for part in _PEFT_PARAMETERS):
             seen_ids.add(id(tensor))
-            target = _Target(new=new if id(tensor) in ends else NO_TOKENS)
+            target = _Target(new=new if id(tensor) in embedding_and_head_ids else NO_TOKENS)
             targets.setdefault(_PEFT_WRAPPER.sub("", name), target).tensors.append(tensor)
     return targets
 

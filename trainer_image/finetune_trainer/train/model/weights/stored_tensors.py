@@ -107,7 +107,8 @@ class Layout:
     """The mapping of tensors in files to the parameters of a model, and back.
 
     parts: the parameters and persistent buffers that the files contain, by their names in the model.
-    targets: for the name of each tensor in the files, the parameters that the tensor is part of; without tensors that the model lacks.
+    targets: for the name of each tensor in the files, the parameters that the tensor is part of, for example
+        `{"experts.0.up_proj.weight": ("experts.gate_up_proj",)}`; without tensors that the model lacks.
     """
 
     parts: dict[str, Part]
@@ -140,7 +141,8 @@ def map_layout(model: PreTrainedModel, stored: Mapping[str, Part]) -> Layout:
     }
     state = model.state_dict()
     layout = Layout({}, {})
-    # The names of the tensors that a converter takes: by the name of the first parameter that it makes of them, then by pattern.
+    # The names of the tensors that a converter takes: by the name of the first parameter that it makes of them, then by pattern. For
+    # example, {"experts.gate_up_proj": {"experts.*.up_proj.weight": ["experts.0.up_proj.weight", "experts.1.up_proj.weight"], ...}}.
     converted: dict[str, dict[str, list[str]]] = {}
     for name in sorted(stored, key=dot_natural_key):
         # The name in the model, and the pattern of the converter that matches the tensor; None: the tensor is the parameter.
@@ -210,16 +212,18 @@ class _Conversion:
 
     def build_parts(self) -> dict[str, Part]:
         """Return the parameters, by name."""
-        shapes = self._run(lambda part: torch.empty(list(part.shape), device="meta"), self.sources)
+        # Without values: only their shapes are needed.
+        parameters = self._run(lambda part: torch.empty(list(part.shape), device="meta"), self.sources)
         # Rows can be made alone if each pattern has one tensor per row.
         counts = {len(parts) for parts in self.sources.values()}
         by_rows = (
             self._stacks_rows()
             and len(counts) == 1
-            and all(shape.shape[0] in counts for shape in shapes.values())
+            and all(parameter.shape[0] in counts for parameter in parameters.values())
         )
         return {
-            name: Converted(self, name, list(value.shape), by_rows=by_rows) for name, value in shapes.items()
+            name: Converted(self, name, list(parameter.shape), by_rows=by_rows)
+            for name, parameter in parameters.items()
         }
 
     def _stacks_rows(self) -> bool:
