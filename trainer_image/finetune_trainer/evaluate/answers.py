@@ -62,7 +62,8 @@ class Decoding:
             # NB: with virtual tokens, peft drops position ids, and padding would move the prompt away from these tokens.
             return min(remaining, self.max_new_tokens), length if virtual_tokens else 0
 
-        # `groupby` needs prompts with the same key next to each other: the key depends only on the length.
+        # `groupby` needs prompts with the same key next to each other: the key depends only on the length. The longest come first, so that
+        # a lack of memory shows in the first batch.
         order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]), reverse=True)
         for (room, _), group in groupby(order, batch_key):
             # Without room, the answers stay empty.

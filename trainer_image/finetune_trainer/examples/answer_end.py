@@ -36,7 +36,7 @@ def find_end_token(tokenizer: PreTrainedTokenizerBase) -> int | None:
     """Return the token at which servers stop after an answer: the first special token of `find_end_text`, or its only token.
 
     Returns:
-        None: there is no template, or the end of an answer is several tokens, at which no server stops.
+        None: `find_end_text` is empty, or the end of an answer is several tokens, at which no server stops.
     """
     _, token = _split_end(tokenizer)
     return token
@@ -55,7 +55,7 @@ def has_end(tokenizer: PreTrainedTokenizerBase, text: str) -> bool:
 
 
 def explain_missing_stop(tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """Return why servers do not stop right after an answer, and what to do; None if they do, or without a template."""
+    """Return why servers do not stop right after an answer, and what to do; None if they do, or if `find_end_text` is empty."""
     text, _ = _split_end(tokenizer)
     if not text:
         return None

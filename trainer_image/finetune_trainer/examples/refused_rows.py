@@ -17,7 +17,8 @@ _TEXT = re.compile(rf"{_MARK}(\w+): (.*)")
 class RowError(DataError):
     """A row of the data is invalid; the first `A_ROW` of the message stands for the row.
 
-    offset: the number of rows between those that the encoder has counted and the invalid row; 0: it is the next row.
+    offset: the number of rows between those that the encoder has counted and the invalid row; 0: it is the next row. A function that
+        reads a whole batch before its rows are counted, such as `parse_labels`, sets it to the index of the row in the batch.
     """
 
     def __init__(self, reason: str, message: str, *, offset: int = 0) -> None:

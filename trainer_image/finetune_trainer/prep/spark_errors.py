@@ -124,6 +124,7 @@ def _find_text_error(request: Request, message: str) -> PodFailure | None:
     line = next((line for line in message.splitlines() if any(mark in line for mark in _NOT_UTF8)), None)
     if line is None:
         return None
+    # For example, `[INVALID_UTF8_STRING] ... found in string: \xE4. SQLSTATE: 22029` becomes `\xE4`.
     reason = re.sub(r"^.*?(?:UnicodeDecodeError|found in string): |\s*SQLSTATE: \w+$", "", line).rstrip(".")
     return DataError(
         "UnreadableSource",

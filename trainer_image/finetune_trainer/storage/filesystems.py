@@ -75,6 +75,7 @@ def build_options(uri: str) -> dict[str, Any]:
             | {"account_name": _parse_account(uri)}
             | (_find_azure_login(uri) or {"credential": _create_azure_identity()})
         )
+    # NB: s3fs reads the endpoint and the login from the environment only when a client is made, so no earlier client is reused.
     return fresh | {"skip_instance_cache": True}
 
 

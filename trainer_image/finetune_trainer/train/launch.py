@@ -212,7 +212,10 @@ def _build_failure(rank: int, code: int, error: PodError, checkpoint_step: int |
 
 
 def _build_stopped_failure(gang: Gang, folder: Path, received: signal.Signals) -> PodFailure:
-    """Return the outcome of a pod that received SIGTERM, after its workers had time to save."""
+    """Return the outcome of a pod that received SIGTERM, after its workers had time to save.
+
+    It is that of the first rank that was preempted; without one, a preemption if no rank had begun to train, or else a failure.
+    """
     first_rank = gang.node_rank * gang.processes
     for rank in range(first_rank, first_rank + gang.processes):
         outcome = scratch.read_outcome(folder, rank)

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from finetune_trainer.prep.source.location import Place
 
 _FORMATS = {"Parquet": "parquet", "JSONLines": "json", "CSV": "csv"}
-# Spark's options for text files, by the type of the source, which has none if it is Parquet. _TEXT_OPTIONS applies when the columns are
-# inferred and when the rows are read, _ROW_OPTIONS only when the rows are read.
+# Spark's options for text files, by the type of the source; Parquet has no entry. _TEXT_OPTIONS applies when the columns are inferred and
+# when the rows are read, _ROW_OPTIONS only when the rows are read.
 _TEXT_OPTIONS: dict[str, dict[str, Any]] = {
     # NB: the default limits a text to 20 million characters.
     "JSONLines": {"maxStringLen": 2**31 - 1},

@@ -84,7 +84,7 @@ def read_parquet(
     except (Py4JJavaError, PySparkException) as error:
         _check_pointers(spark, files, settings, error)
         has_other_types = any(mark in str(error) for mark in _OTHER_TYPES)
-        # NB: Spark fails if types differ or if it does not read one; the code below also reads such files. Other errors are raised.
+        # NB: Spark fails if the types of a column differ, or if it does not read a type; the code below reads such files too.
         if _CONFLICT not in str(error) and not has_other_types:
             raise
         # Without access to the JVM, the footers cannot be read.

@@ -63,7 +63,8 @@ def unify_columns(parts: Sequence[Part], templates: Sequence[str]) -> tuple[list
 
 def _rename_columns(part: Part, columns: Columns) -> Part:
     """Return a part whose columns have the default names of their type. Other columns with these names are dropped."""
-    # The new name of each column to rename, for example {"conversation": "messages"}. A column of tools needs no new name: only a column named `tools` is detected.
+    # The new name of each column to rename, for example {"conversations": "messages"}. A column of tools needs no new name: only a column
+    # named `tools` is detected.
     names = {getattr(part.columns, field): field for field in COLUMN_FIELDS[columns.type]}
     # The columns with the values as the source wrote them are renamed too.
     names |= {plain_text.written(name): plain_text.written(field) for name, field in names.items()}

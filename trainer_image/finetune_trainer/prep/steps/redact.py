@@ -82,6 +82,7 @@ def _redact_column(column: pa.Array, counts: Counts, *, is_json: bool) -> pa.Arr
 
     if not pa.types.is_list(column.type):
         return _redact_texts(column, np.arange(len(column)), counts, is_json=is_json)
+    # All messages of all rows, and the row of each message.
     messages, rows = column.flatten(), pc.list_parent_indices(column).to_numpy()
     fields = [messages.field(index) for index in range(messages.type.num_fields)]
     for name in ("content", "name", *chat_messages.REASONING, _CALLS):

@@ -74,7 +74,7 @@ class Split:
 
 
 def tokenize(splits: Splits, name: str, encoder: Encoder, folder: Path, *, prepared: bool = False) -> bool:
-    """Read and tokenize a split into `folder`, for `Split.load`; returns False, without a folder, if the split does not exist.
+    """Read and tokenize a split into `folder`, for `Split.load`; returns False, without a folder, if a split other than `train` has no rows.
 
     Examples are sorted by their hash, so the order does not depend on the input files. Tokens stream to disk. Sorting
     takes 64 bytes of memory per example (a fingerprint of 16, order, lengths and offsets), 96 per pair and 200 per unpaired

@@ -260,7 +260,10 @@ def _to_plain(value: Any) -> Any:
 def _merge_settings(params: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
     """Return the settings of a request by their names in transformers; columns of a chat client override params."""
     for name, neutral in _NEUTRAL.items():
-        if name in row and row.pop(name) not in neutral:
+        if name not in row:
+            continue
+        value = row.pop(name)
+        if value not in neutral:
             raise MlflowException.invalid_parameter_value(
                 f"{name} is not supported: remove it from the request"
             )

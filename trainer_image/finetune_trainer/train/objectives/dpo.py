@@ -81,6 +81,7 @@ class Ipo(ReferenceObjective):
         gains, lengths = compute_gains(answers, batch), answers.lengths()
         mean_gains = gains / lengths
         errors = mean_gains[:, 0] - mean_gains[:, 1] - 1 / (2 * self.beta)
+        # The derivatives of a pair's loss with respect to both gains.
         slopes = torch.stack([2 * errors, -2 * errors], dim=-1) / lengths
         loss = answers.with_gradient((errors**2).sum(), slopes)
         return loss, sum_pair_metrics(self.beta * (gains[:, 0] - gains[:, 1]))

@@ -59,6 +59,7 @@ class Kto(ReferenceObjective):
         good_weight, bad_weight = self.weights
         weight = good * good_weight + (1 - good) * bad_weight
         value = torch.sigmoid(sign * self.beta * (gains - divergence))
+        # The derivative of an example's loss with respect to its gain.
         slope = -weight * sign * self.beta * value * (1 - value)
         # The second documents only enter z, which has no gradient.
         loss = answers.with_gradient(

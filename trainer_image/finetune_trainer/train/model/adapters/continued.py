@@ -132,7 +132,7 @@ def match_weights(model: nn.Module, adapter: Path, recipe: Recipe) -> dict[str, 
 
 
 def _stored_name(name: str) -> str:
-    """Return the name of a parameter in the files that peft writes."""
+    """Return the name of a parameter in the files that peft writes, for example q_proj.lora_A.weight for q_proj.lora_A.default.weight."""
     name = name.replace("_checkpoint_wrapped_module.", "").replace(".modules_to_save.default", "")
     return name.replace(".default", "").replace(".lora_magnitude_vector.weight", ".lora_magnitude_vector")
 

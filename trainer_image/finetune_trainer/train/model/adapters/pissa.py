@@ -181,19 +181,21 @@ def _compute_factors(weight: torch.Tensor, layer: Any) -> tuple[torch.Tensor, to
     return root[:, None] * right_vectors.t(), left_vectors * root
 
 
-def compute_truncated_svd(weight: torch.Tensor, rank: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def compute_truncated_svd(
+    weight: torch.Tensor, lora_rank: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the first singular vectors and values of a weight [m, n], by iterations on a random subspace with a fixed seed.
 
     Returns:
-        [m, rank], [rank] and [n, rank].
+        [m, lora_rank], [lora_rank] and [n, lora_rank].
     """
     with torch.random.fork_rng(devices=[weight.device] if weight.is_cuda else []), torch.no_grad():
         torch.manual_seed(_SEED)
-        subspace_size = min(_OVERSAMPLING * rank, *weight.shape)
+        subspace_size = min(_OVERSAMPLING * lora_rank, *weight.shape)
         left_vectors, singular_values, right_vectors = torch.svd_lowrank(
             weight, subspace_size, niter=_ITERATIONS
         )
-    return left_vectors[:, :rank], singular_values[:rank], right_vectors[:, :rank]
+    return left_vectors[:, :lora_rank], singular_values[:lora_rank], right_vectors[:, :lora_rank]
 
 
 def _subtract_principal_part(layer: Any) -> None:

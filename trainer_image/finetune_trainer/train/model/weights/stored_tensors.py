@@ -171,12 +171,16 @@ def map_layout(model: PreTrainedModel, stored: Mapping[str, Part]) -> Layout:
         layout.targets.update(
             {name: targets for stored_names in names_by_pattern.values() for name in stored_names}
         )
-    # A tied weight that the files have under one name is a part under both.
+    _add_tied_parts(model, layout.parts)
+    return layout
+
+
+def _add_tied_parts(model: PreTrainedModel, parts: dict[str, Part]) -> None:
+    """Add each tied weight that the files have under one of its two names under the other name too."""
     for first_name, second_name in model.all_tied_weights_keys.items():
         for name, tied_name in ((first_name, second_name), (second_name, first_name)):
-            if name not in layout.parts and tied_name in layout.parts:
-                layout.parts[name] = layout.parts[tied_name]
-    return layout
+            if name not in parts and tied_name in parts:
+                parts[name] = parts[tied_name]
 
 
 def find_tied_duplicates(model: PreTrainedModel, parts: Mapping[str, Part]) -> Iterator[tuple[str, str]]:
