@@ -36,9 +36,9 @@ class Decoding:
         answers = [""] * len(questions)
         prompts = [question.tokens or self._begin for question in questions]
         for room, batch in self._group_by_length(network, prompts):
-            tokens = self._generate_tokens(network, [prompts[index] for index in batch], room, device)
-            for index, answer in zip(batch, tokens, strict=True):
-                answers[index] = self.ending.text(answer)
+            token_lists = self._generate_tokens(network, [prompts[index] for index in batch], room, device)
+            for index, tokens in zip(batch, token_lists, strict=True):
+                answers[index] = self.ending.text(tokens)
         return answers
 
     @property

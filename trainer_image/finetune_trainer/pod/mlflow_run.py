@@ -188,6 +188,7 @@ class Tracker:
         with self._changed:
             self._closing = True
             self._changed.notify_all()
+        # A request may still run; the thread is a daemon, and ends with the process.
         self._thread.join(timeout=1.0)
         if not is_complete:
             self._print(f"MLflow was not reachable for {seconds:.0f} s: the last metrics are lost")

@@ -62,9 +62,11 @@ def check_columns(recipe: Recipe, complete_recipe: Recipe) -> None:
     Raises:
         RecipeRefusedError: the columns conflict with other fields.
     """
-    accepted = find_violations_of_recipe(recipe)
+    violations_without_columns = find_violations_of_recipe(recipe)
     violations = [
-        sentence for sentence in find_violations_of_recipe(complete_recipe) if sentence not in accepted
+        sentence
+        for sentence in find_violations_of_recipe(complete_recipe)
+        if sentence not in violations_without_columns
     ]
     columns = complete_recipe.data.columns
     # A complete recipe always has columns.

@@ -127,6 +127,7 @@ def write(
         flavor |= {"model_binary": MODEL, "source_model_name": base.uri if base else recipe.model.base}
     else:
         _write_adapter(model, state, folder / ADAPTER, base)
+        # `_write_adapter` has set it to the address of the base, if the base has one.
         base_name = model.peft_config["default"].base_model_name_or_path
         if recipe.method.export == "Merged":
             new_tokens = NewTokens.of(recipe.model, tokenizer)

@@ -102,9 +102,9 @@ class Standalone:
 
     def _extend_parts(self, new_tokens: NewTokens) -> None:
         """Add the rows of new tokens to the values of the embedding and of the output layer."""
-        end_ids = {id(weight) for weight in embedding_and_head_weights(self.model)}
+        embedding_and_head_ids = {id(weight) for weight in embedding_and_head_weights(self.model)}
         for name, weight in self.model.named_parameters(remove_duplicate=False):
-            if id(weight) in end_ids and name in self._parts:
+            if id(weight) in embedding_and_head_ids and name in self._parts:
                 self._parts[name] = ExtendedWeight(self._parts[name], new_tokens)
 
     def _tie(self) -> None:
@@ -120,6 +120,7 @@ class Standalone:
 
     def _initialize_buffers(self, spec: Model) -> None:
         """Initialize buffers that the files lack with the values of the model's code, as transformers does."""
+        # Buffers that are not persistent are neither in `state` nor in files.
         state = self.model.state_dict()
         missing = [
             name for name, _ in self.model.named_buffers() if name in state and name not in self._parts
@@ -201,8 +202,8 @@ class Standalone:
     def _merge(self, name: str) -> dict[str, torch.Tensor]:
         """Merge a layer of the adapter as peft's merge_and_unload does, and return its weights."""
         layer: Any = self._layers[name]
-        read_weights = [weight for weight in layer.parameters() if weight in self._names]
-        for weight in read_weights:
+        placeholders = [weight for weight in layer.parameters() if weight in self._names]
+        for weight in placeholders:
             weight.data = self._read(self._names[weight], weight.dtype)
         if hasattr(layer, "unload_and_optionally_merge_module"):
             merged = layer.unload_and_optionally_merge_module(
@@ -212,7 +213,7 @@ class Standalone:
             layer.merge(safe_merge=False, adapter_names=None)
             merged = layer.get_base_layer()
         tensors = {f"{name}.{key}": value.data for key, value in merged.state_dict(keep_vars=True).items()}
-        for weight in read_weights:
+        for weight in placeholders:
             weight.data = _to_placeholder(weight)
         _release_freed_memory()
         return tensors
@@ -226,6 +227,7 @@ class Standalone:
             self._merged |= self._merge(layer)
             return self._merged.pop(name)
         tensor: torch.Tensor = self.model.get_parameter_or_buffer(name)
+        # The values of a buffer without values and of a placeholder are in the files.
         if tensor.is_meta or tensor in self._names:
             return self._parts[name][:].to(tensor.dtype)
         return tensor.detach()
