@@ -114,7 +114,11 @@ def compute_rouge(answers: Sequence[str], references: Sequence[str]) -> tuple[fl
     kinds = ("rouge1", "rouge2", "rougeL")
     scorer = RougeScorer(kinds, tokenizer=_Words())
     scores = [scorer.score(reference, answer) for answer, reference in zip(answers, references, strict=True)]
-    return tuple(sum(float(score[kind].fmeasure) for score in scores) / len(scores) for kind in kinds)
+
+    def mean(kind: str) -> float:
+        return sum(float(score[kind].fmeasure) for score in scores) / len(scores)
+
+    return tuple(mean(kind) for kind in kinds)
 
 
 def compute_bleu(answers: Sequence[str], references: Sequence[str]) -> tuple[float]:

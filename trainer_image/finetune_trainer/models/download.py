@@ -378,6 +378,7 @@ def _remove_broken_files(name: str, snapshot: Path, cache: Cache) -> bool:
         for file in files
         if (link := snapshot / file.path).is_file() and link.stat().st_size != file.size
     ]
+    # The content is in another folder of the cache, to which the link leads.
     for link in broken:
         link.resolve().unlink(missing_ok=True)
         link.unlink(missing_ok=True)

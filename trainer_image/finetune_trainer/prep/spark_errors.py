@@ -198,7 +198,12 @@ def _find_file_error(request: Request, causes: list[_Cause]) -> PodFailure | Non
 def _find_table(request: Request, detail: str) -> Source | NamedSource | None:
     """Return the Delta table whose file a message names. If the message has no path of the recipe, return the first Delta table."""
     tables = [part for part in [*request.source.parts, *request.evaluation] if part.type == "Delta"]
-    matches = [part for part in tables if part.path and spark_path(part.path).rstrip("/") + "/" in detail]
+
+    def is_named(path: str) -> bool:
+        folder = spark_path(path).rstrip("/")
+        return f"{folder}/" in detail
+
+    matches = [table for table in tables if table.path and is_named(table.path)]
     return next(iter(matches or tables), None)
 
 

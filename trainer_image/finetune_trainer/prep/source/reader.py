@@ -219,12 +219,15 @@ def find_conversations(frame: DataFrame, weight: str | None = None) -> dict[str,
         "tool_calls": {"tool_calls", chat_messages.LEGACY_CALL},
     }
     types = {field.name: field.dataType for field in frame.schema.fields if is_conversation(field.dataType)}
-    return {
-        name: tuple(
-            carried
-            for carried in chat_messages.CARRIED
-            if source_fields.get(carried, {carried}) & set(dtype.elementType.fieldNames())
+
+    def list_carried(message_type: StructType) -> tuple[str, ...]:
+        names = set(message_type.fieldNames())
+        return tuple(
+            carried for carried in chat_messages.CARRIED if names & source_fields.get(carried, {carried})
         )
+
+    return {
+        name: list_carried(dtype.elementType)
         for name, dtype in types.items()
         if isinstance(dtype, ArrayType) and isinstance(dtype.elementType, StructType)
     }

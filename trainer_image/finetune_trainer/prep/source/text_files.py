@@ -115,6 +115,7 @@ def _find_pointer(lines: DataFrame) -> str | None:
 
 
 def _read_lines(spark: SparkSession, paths: list[str], settings: Mapping[str, str] | None) -> DataFrame:
+    # NB: by default, Spark also ends a line at a carriage return; the numbers of lines count only line feeds.
     rows = spark.read.options(**settings or {}).option("lineSep", "\n").text(paths)
     return rows.select(
         _VALUE,

@@ -179,17 +179,18 @@ def _union(frames: list[DataFrame]) -> DataFrame:
     atomic = {
         name for name, types in types_by_column.items() if all(isinstance(kind, AtomicType) for kind in types)
     }
-    aligned = [
-        frame.select(
+
+    def align(frame: DataFrame) -> DataFrame:
+        return frame.select(
             *(
                 sf.col(quoted(name)) if name in same else plain_text.text_of(frame, name).alias(name)
                 for name in frame.columns
                 if name in same or name in atomic
             )
         )
-        for frame in frames
-    ]
-    union = aligned[0]
-    for frame in aligned[1:]:
+
+    first, *others = map(align, frames)
+    union = first
+    for frame in others:
         union = union.unionByName(frame, allowMissingColumns=True)
     return union

@@ -216,6 +216,7 @@ def hash_words(text: str) -> list[int]:
 
 @lru_cache(maxsize=1 << 16)
 def _hash_word(word: str) -> int:
+    # Two fast checksums are one hash of 64 bits. A word may have an unpaired surrogate.
     data = word.encode("utf-8", "surrogatepass")
     return zlib.crc32(data) << 32 | zlib.adler32(data)
 

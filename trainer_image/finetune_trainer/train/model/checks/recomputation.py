@@ -334,6 +334,7 @@ def _compute_gradients(call: _Call, device: torch.device, **options: Any) -> Gra
         output_gradient = (
             torch.linspace(0, 100, states.numel(), device=device).sin().view_as(states).to(states.dtype)
         )
+        # A weight may have no gradient: that of an expert that gets no token.
         gradients = torch.autograd.grad(
             states, [hidden, *weights.values()], output_gradient, allow_unused=True
         )

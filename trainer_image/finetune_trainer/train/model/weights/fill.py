@@ -157,6 +157,7 @@ def _collect_targets(model: nn.Module, new: NewTokens) -> dict[str, _Target]:
     embedding_and_head_ids = {id(weight) for weight in new_tokens.embedding_and_head_weights(base)}
     targets: dict[str, _Target] = {}
     seen_ids: set[int] = set()
+    # With `keep_vars`, the tensors are the parameters themselves, so that a tied weight has the same id under both names.
     for name, tensor in base.state_dict(keep_vars=True).items():
         # A tied weight is listed once, by its first name, as in the files.
         if id(tensor) not in seen_ids and not any(part in name for part in _PEFT_PARAMETERS):
