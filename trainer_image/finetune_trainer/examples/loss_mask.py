@@ -80,8 +80,9 @@ def find_spans(
         day: the date with which `text` was rendered.
 
     Returns:
-        None: one of these turns cannot be located with a template without {% generation %} blocks: the template refuses the conversation
-        up to the turn, renders it differently if the conversation continues, or does not begin the turn with its generation prompt.
+        None: the template has no {% generation %} blocks, and one of these turns cannot be located. That is so if the template refuses the
+        conversation up to the turn, renders it differently if the conversation continues, or does not begin the turn with its generation
+        prompt.
 
     Raises:
         RowError: the template refuses the conversation, or it is unknown which block belongs to which turn.

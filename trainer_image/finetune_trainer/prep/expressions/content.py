@@ -31,8 +31,8 @@ _TYPE, _TEXT = "type", "text"
 _PART = StructType([StructField(name, StringType()) for name in (_TYPE, _TEXT)])
 # A message has its content in a field with one of these names.
 _CONTENTS = ("content", FIELDS["content"])
-# The shapes of a content that is not text, each after the pattern with which it begins in JSON text: a list of parts, each a text or the
-# JSON text of an object; or one part.
+# For each shape of a content that is not text, the pattern with which it begins in JSON text, and its type. The shapes are a list of parts,
+# each a text or the JSON text of an object; and one part.
 _SHAPES: tuple[tuple[str, DataType], ...] = ((r"\[", ArrayType(StringType())), (r"\{", _PART))
 PARSER = {"maxStringLen": str(2**31 - 1)}
 """Settings of Spark's parser of JSON. NB: its default limits a text to 20 million characters."""

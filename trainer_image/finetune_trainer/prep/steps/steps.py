@@ -231,8 +231,8 @@ def identify_examples(frame: DataFrame, plan: Plan) -> DataFrame:
     """Give the rows that passed the filters a fingerprint, and select the columns of an example.
 
     id: a hash of the example as it is, and of the value of splitRatios.key.
-    fingerprint: equal for duplicates: a hash of the example's text, label and weights, or of the text of dedupe.columns, regardless of
-        case and white space within lines, but not of indentation, which matters in programs.
+    fingerprint: equal for duplicates: a hash of the example's text, label and weights, or of the text of dedupe.columns. Case and white
+        space within lines make no difference; indentation does, since it matters in programs.
     group: the text that decides on the split.
     stratum: the value that has the same share in each split, if splits are stratified.
     plain: what the user and the assistant say, which is compared for near duplicates, if they are removed.

@@ -51,7 +51,7 @@ class Writer(FsspecWriter):
     """Raises storage errors as OSError: the errors of some clients cannot be pickled for the other ranks."""
 
     def __init__(self, uri: str) -> None:
-        # NB: no copying ahead: the data of an asynchronous save is on the host already, and copying would wait every few megabytes for
+        # NB: nothing is copied ahead: the data of an asynchronous save is on the host already. Copying would wait every few megabytes for
         # the thread's CUDA stream, which on the first GPU is the stream of the training.
         super().__init__(uri, per_thread_copy_ahead=0, **filesystems.build_options(uri))
         self.fs = _Files()

@@ -1,14 +1,15 @@
 """The trained model as files: safetensors, tokenizer, model card, and MLflow's MLmodel with the code that serves it (`scoring`).
 
 An adapter does not contain its base; it names where the base is (`origin`), and `scoring` fetches it. MLmodel also has MLflow's
-transformers flavor, which loads the base of an adapter from the version, from the Hub at a commit, or from a folder that the caller may
-pass as `base_model_path`, but never from an object store or a registry. So an address that is not on the Hub is in
+transformers flavor. It loads the base of an adapter from the version, from the Hub at a commit, or from a folder, which the caller may pass
+as `base_model_path`; it never loads from an object store or a registry. So an address that is not on the Hub is in
 the flavor as a folder (`local_base_model_path`): a base on a volume is found where the volume is mounted; other bases must be
 downloaded first.
 
-Two kinds of versions contain the base: those in Unity Catalog, because endpoints serve from there and MLflow's client cannot register
-weights that are elsewhere (it would download them into the version); and adapters of a base that was merged in this pod: this base
-exists nowhere else.
+Two kinds of versions contain the base:
+- Versions in Unity Catalog: endpoints serve from there, and MLflow's client cannot register weights that are elsewhere, but would download
+  them into the version.
+- Adapters of a base that was merged in this pod: this base exists nowhere else.
 """
 
 from __future__ import annotations

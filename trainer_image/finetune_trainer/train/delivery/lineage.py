@@ -58,9 +58,9 @@ class Lineage:
 def identify_eval_data(recipe: Recipe, validation: Split | None) -> str | None:
     """Return an identifier of the evaluation: losses with the same identifier are comparable. None without a validation split.
 
-    The identifier has the digest of the tokenized split. For objectives other than SFT, a second digest depends on the parameters of
-    the loss and on the reference (the base) or the teacher, if any; for KTO also on the settings that divide the examples into passes,
-    because each pass estimates a divergence. Label smoothing and noise do not count, because evaluations have neither.
+    The identifier has the digest of the tokenized split. For objectives other than SFT, it also has a digest of the parameters of the
+    loss, and of the reference (the base) or the teacher, if any. For KTO, the settings that divide the examples into passes are part of
+    this digest, because each pass estimates a divergence. Label smoothing and noise do not count, because evaluations have neither.
     """
     objective = recipe.objective
     if validation is None:

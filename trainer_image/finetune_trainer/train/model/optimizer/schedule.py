@@ -26,8 +26,8 @@ class Schedule:
     After the warm-up, the schedules are those of transformers: `get_linear_schedule_with_warmup`, or with a floor
     `get_polynomial_decay_schedule_with_warmup` of power 1; `get_cosine_with_min_lr_schedule_with_warmup`; `get_wsd_schedule`
     with decay_type 1-sqrt. The warm-up differs: theirs starts with a learning rate of 0, or of the floor for WSD, so that the first
-    step changes little or nothing. Here the warm-up always starts from 0, and that step is omitted: a warm-up of W steps has the
-    rates of steps 1 to W of their warm-up from 0 over W + 1 steps.
+    step changes little or nothing. Here the warm-up always starts from 0, and that step is omitted: a warm-up of 3 steps has 1/4,
+    2/4 and 3/4 of the peak.
     """
 
     kind: Scheduler
