@@ -63,9 +63,9 @@ def build_questions(documents: Documents, rows: Mapping[str, list[Any]]) -> Iter
     The answer is the last learned answer of a conversation, the response to a prompt, or the chosen answer of a preference. There is
     no question in these cases:
 
-    - The row has no answer.
-    - The chat template refuses the messages before the answer, for example because the conversation begins with the assistant. Training
-      with objective.lossOn: All accepts such rows.
+    - The row has no answer; a row of a text column never has one.
+    - The chat template refuses the messages before the answer, or the messages with it, for example because the conversation begins with
+      the assistant. Training with objective.lossOn: All accepts such rows.
     - The rendered prompt is not the beginning of the rendered conversation, and the answer has no text.
 
     Raises:

@@ -139,11 +139,13 @@ def _find_added_spans(
                 begin = _find_end_of_header(tokenizer, render_beginning(messages[:turn]), request, answered)
         except DataError:
             return None
+        if begin is None:
+            return None
         if not text.startswith(answered) and not _ends_with_eos_alone(tokenizer, tokenizer.chat_template):
             # Phi's template writes the end-of-text token after a conversation, not after each answer, so the token is removed where
             # the conversation continues. It stays if the answer has no other end: then the answer cannot be located.
             answered = answered.removesuffix(str(tokenizer.eos_token))
-        if begin is None or not text.startswith(answered):
+        if not text.startswith(answered):
             return None
         added.append((begin, len(answered)))
     return added
@@ -165,6 +167,7 @@ def _find_end_of_header(
     if not request.startswith(before):
         return None
     special = _special_texts(tokenizer, len(tokenizer))
+    # The header ends with the last special token up to which the generation prompt and the answered conversation are the same.
     ends = (end for end in range(len(request), len(before), -1) if request[:end].endswith(special))
     header_end = next((end for end in ends if answered.startswith(request[:end])), None)
     if header_end is None:
@@ -215,7 +218,7 @@ def _find_text_after_answer(
 ) -> tuple[str, str] | None:
     """Return the text after the answer of a conversation: the learned part of this text, and all of it.
 
-    None if the template refuses the conversation, or hides or changes the answer.
+    None if the template refuses the conversation, or hides or changes the answer, or if `find_spans` does not find the answer.
     """
     try:
         text = render(tokenizer, messages, None)

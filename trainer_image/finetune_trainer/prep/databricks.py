@@ -73,6 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _prepare(folder: Path, run_id: str) -> TerminationMessage:
     recipe = Recipe.load(folder / contract.RECIPE_FILE)
     request = build_request(recipe)
+    # These imports take seconds: a recipe that is refused need not wait for them.
     from finetune_trainer.examples.tokenizer import Loaded
     from finetune_trainer.pod.mlflow_run import Tracker, create_client
     from finetune_trainer.prep import pipeline

@@ -140,7 +140,7 @@ def _check_settings(uri: str, progress: Progress, marker: Marker, recipe: Recipe
 
 
 def _choose_data_version(recipe: Recipe, progress: Progress, marker: Marker) -> int | None:
-    """Return the version of the splits in the recipe, or else the version that the earlier run read from the same table."""
+    """Return the version of the splits in the recipe, or else the version that the earlier run read from the same table; None: the newest."""
     splits = recipe.data.splits
     if splits is None:
         return None

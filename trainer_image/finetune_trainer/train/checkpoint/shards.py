@@ -35,7 +35,7 @@ _QUANTIZED = re.compile(
 
 
 class _Files(FileSystem):
-    """Lets DCP use the file system that `filesystems` opens for a URI."""
+    """Lets DCP use the file system that `filesystems` opens for a URI; DCP's own class would take a volume of Unity Catalog for a local folder."""
 
     def init_path(self, path: str | os.PathLike[str], **_: Any) -> str | os.PathLike[str]:
         """Open the file system of a URI."""

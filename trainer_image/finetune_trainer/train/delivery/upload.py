@@ -93,11 +93,9 @@ def _find_mistake(mode: Upload, run_id: str) -> str | None:
     uri = mlflow_run.create_client().get_run(run_id).info.artifact_uri
     repository = get_artifact_repository(uri)
     if not isinstance(repository, HttpArtifactRepository):
-        return (
-            f"register.upload Proxy requires an MLflow server that serves artifacts, but pods write to {uri} directly: remove the field"
-            if mode == "Proxy"
-            else None
-        )
+        if mode == "Direct":
+            return None
+        return f"register.upload Proxy requires an MLflow server that serves artifacts, but pods write to {uri} directly: remove the field"
     if mode == "Proxy":
         return None
     try:
