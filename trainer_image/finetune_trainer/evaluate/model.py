@@ -124,6 +124,7 @@ def load_model(
 def _load_weights(
     source: Source, spec: Model, field: str, device: torch.device, new: NewTokens, *, dtype: torch.dtype
 ) -> torch.nn.Module:
+    """Load a model with its adapter and with rows for the new tokens; no weight gets a gradient."""
     from transformers import AutoModelForCausalLM
 
     with load.load_errors(spec, field):

@@ -117,6 +117,7 @@ def load(recipe: Recipe, spec: Evaluation, tokenizer: PreTrainedTokenizerBase) -
 
 
 def _check_answers(encoder: Encoder, spec: Evaluation) -> None:
+    """Check that the rows have no labels, and have answers if a metric compares answers; raises as `load`."""
     columns = encoder.documents.columns
     if columns.label is not None:
         raise RecipeRefusedError(
@@ -136,6 +137,7 @@ def _list_generated_metrics(spec: Evaluation) -> list[Metric]:
 
 
 def _read_rows(recipe: Recipe, spec: Evaluation, encoder: Encoder) -> Iterator[Row]:
+    """Yield the rows of the split that are kept; the encoder counts all rows."""
     splits, documents = recipe.data.splits, encoder.documents
     assert splits is not None  # noqa: S101 - load_recipe() refuses a recipe without splits
     columns = documents.columns

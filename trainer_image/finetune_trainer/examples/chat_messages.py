@@ -63,6 +63,7 @@ def rename(value: Any) -> Any:
 
 
 def _rename_fields(message: Message) -> Message:
+    """Return a message in OpenAI's format of today: fields, role and call renamed, a plain content as text, a single part in a list."""
     renamed = dict(message)
     for ours, theirs in FIELDS.items():
         if renamed.get(ours) is None and renamed.get(theirs) is not None:
@@ -196,6 +197,7 @@ def with_texts(text: str, change: Callable[[str], str]) -> str:
 
 
 def _normalize_message(message: Message, number: int) -> Message:
+    """Return a message as `messages` does; `number` is its place in the conversation, from 1, for errors."""
     normalized = {name: value for name, value in message.items() if value is not None}
     calls = normalized.pop("tool_calls", None)
     normalized["content"] = _join_parts(normalized.get("content", ""), number)
@@ -298,6 +300,7 @@ def _sort_known_first(keys: Iterable[str]) -> list[str]:
 
 
 def _change_texts(value: Any, change: Callable[[str], str]) -> Any:
+    """Return a value of JSON whose strings and numbers, except for the keys, are changed."""
     if isinstance(value, dict):
         return {key: _change_texts(item, change) for key, item in value.items()}
     if isinstance(value, list):

@@ -125,6 +125,7 @@ def describe_columns(columns: Columns) -> str:
 
 
 def _find_preference_columns(schema: Sequence[Column], where: str, objective: ObjectiveType) -> Columns:
+    """Return the columns of examples of an objective that compares answers: they must have their default names."""
     columns = Columns.model_validate({"type": COLUMNS_OF_OBJECTIVE[objective]})
     kinds = {column.name: column.kind for column in schema}
     usable = all(kinds.get(name) in ("text", "messages") for name in columns.content_columns)

@@ -218,6 +218,7 @@ class Documents:
             yield from encode_run(list(run))
 
     def _encode_judged_texts(self, rows: list[tuple[str, ...]]) -> Iterator[tuple[Document, ...]]:
+        """Encode rows of texts, each a prompt and its answers, for example ("1 + 1", "2", "3")."""
         prompts, *answer_columns = zip(*rows, strict=True)
         reply_ids = [self._encode_replies(texts) for texts in answer_columns]
         for row, prompt, *answers in zip(rows, self.encode_prompts(prompts), *reply_ids, strict=True):

@@ -237,6 +237,7 @@ def _find_text_after_answer(
 def _explain_missing_end(
     tokenizer: PreTrainedTokenizerBase, messages: list[Message], text_after_answer: str, base: str
 ) -> str:
+    """Return what is wrong with a template whose end of an answer is not learned, and the remedy."""
     end = answer_end.find_end_text(tokenizer)
     if end and text_after_answer.lstrip().startswith(end):
         cause = f"writes {end!r} outside of {{% generation %}} and {{% endgeneration %}}"

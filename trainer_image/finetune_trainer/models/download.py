@@ -198,6 +198,7 @@ def _fetch_base(adapter: Parts, uri: str, place: _Place, *, without_weights: boo
 
 
 def _fetch(uri: str, place: _Place, revision: str | None, *, without_weights: bool) -> Parts:
+    """Fetch the parts of a model at one address, without the base that an adapter names."""
     if filesystems.is_object_store(uri):
         folder = _fetch_from_object_store(uri, place, without_weights=without_weights)
         return model_files.read_folder(folder, Origin(uri))

@@ -293,6 +293,7 @@ def _is_config(name: str) -> bool:
 
 
 def _is_empty(uri: str) -> bool:
+    """Return whether a folder has no files other than a manifest."""
     files, path = filesystems.open_filesystem(uri)
     try:
         file_names = filesystems.list_files(files, path)

@@ -227,6 +227,7 @@ class Tracker:
             return lambda mlflow: self._log_metrics(mlflow, entries)
 
     def _log_with_retries(self, call: Call) -> None:
+        """Log an entry: retry while MLflow is unreachable, until the tracker is closed; drop an entry that MLflow rejects."""
         pause = _FIRST_PAUSE_SECONDS
         while not self._closing:
             try:

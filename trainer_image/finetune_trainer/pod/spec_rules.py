@@ -144,6 +144,7 @@ def _drop_empty(schema: Schema, value: Any) -> Any:
 
 
 def _find_violations(schema: Schema, value: Any, path: str) -> Iterator[str]:
+    """Yield the sentences as `find_violations` does; the value has the types of CEL."""
     for rule in schema.get(VALIDATIONS, ()):
         if _is_transition(rule) or _evaluate(rule["rule"], value):
             continue

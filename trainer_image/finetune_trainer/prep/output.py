@@ -266,6 +266,7 @@ def _find_encoding(frame: DataFrame) -> str | None:
 
 
 def _write(frame: DataFrame, recipe: Recipe, result: PrepResult) -> None:
+    """Commit the rows as one version, unless the same job and recipe have committed before."""
     key, job = _commit_key(recipe), recipe.job
     preparation = {"name": job.name, "namespace": job.namespace, "settings": identity.digest_settings(recipe)}
     metadata = json.dumps({**key, **preparation, "result": result.to_json(), ENCODING: _find_encoding(frame)})

@@ -283,6 +283,7 @@ def _list_conversation_refusals(
 
 
 def _build_templates(required: tuple[str, ...], prepare: Prepare) -> dict[str, Template | JinjaTemplate]:
+    """Return the templates by the columns of the table: `text`, or `prompt` and `response`."""
     templates: tuple[Template | JinjaTemplate, ...] = tuple(_parse_templates(prepare).values()) or tuple(
         map(Template.of_column, required)
     )

@@ -107,6 +107,7 @@ def _choose_recomputation(recipe: Recipe) -> Recomputation:
 
 
 def _write_small_config(source: Path, to: Path) -> None:
+    """Write the config of a small model of the same architecture."""
     config = json.loads((source / "config.json").read_text(encoding="utf-8"))
     sizes = {name: size for name, size in _SMALL_SIZES.items() if name in config}
     heads, key_value_heads = config.get("num_attention_heads"), config.get("num_key_value_heads")

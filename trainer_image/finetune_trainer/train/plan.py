@@ -146,6 +146,7 @@ def print_plan(*, config: Path | None, gpu_memory: float | None) -> None:
 
 
 def _choose_card(recipe: Recipe, gpu_memory: float | None) -> Card:
+    """Return the GPU of the recipe, or else of _DEFAULT_PRODUCT; its name shows its capability and, without `gpu_memory`, its memory."""
     gpu = recipe.distributed.gpu
     product = (gpu.product if gpu else None) or _DEFAULT_PRODUCT
     resource = (gpu.resource_name if gpu else None) or ""

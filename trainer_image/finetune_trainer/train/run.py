@@ -248,6 +248,7 @@ class Run:
         return data.with_splits(prepare(remaining), prepare(data.validation) if data.validation else None)
 
     def _open_references(self, checkpointer: Checkpointer | None, network: Network) -> KeptReference | None:
+        """Return the stored references; None if the objective has no reference, or the job has no checkpoints."""
         if checkpointer is None or not network.objective.has_reference:
             return None
         foreign_folder = None

@@ -124,6 +124,7 @@ def render_text(template: JinjaTemplate, row: Mapping[str, Any]) -> str:
 def _render_batches(
     batches: Iterable[pa.RecordBatch], *, templates: tuple[JinjaTemplate, ...], drop: bool
 ) -> Iterator[pa.RecordBatch]:
+    """Yield the batches with the texts of the templates, see `render_templates`."""
     import pyarrow as pa
 
     compiled = [(_compile(template.text), template) for template in templates]
@@ -150,6 +151,7 @@ def _render_batches(
 
 
 def _render_row(program: Template, field: str, row: Mapping[str, Any]) -> str:
+    """Render a compiled template on a row; raises as `render_text`."""
     pieces: list[str] = []
     characters = 0
     # The count is in a list so that `_count_passes` can change it.

@@ -78,6 +78,7 @@ def _open_table(spark: SparkSession, source: SourceLocation, place: Place | None
 
 
 def _choose_version(table: DeltaTable, source: SourceLocation, field: str) -> int:
+    """Return the version that the recipe names by its number or by a time, or else the newest."""
     if source.version_time is not None:
         return _find_version_at(table, source.version_time, source, field)
     newest = int(table.history(1).select("version").first()["version"])

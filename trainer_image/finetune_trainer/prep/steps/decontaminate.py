@@ -258,6 +258,7 @@ def _is_instruction(message: Column, role_fields: list[str]) -> Column:
 def _hash_evaluation_batches(
     batches: Iterable[pa.RecordBatch], *, ngram: int, fewest: int, kinds: list[RedactKind]
 ) -> Iterator[pa.RecordBatch]:
+    """Yield the hashes of the runs of words that identify the texts of each batch, and the numbers of their words."""
     import pyarrow as pa
 
     for batch in batches:
@@ -273,6 +274,7 @@ def _hash_evaluation_batches(
 def _hash_example_batches(
     batches: Iterable[pa.RecordBatch], *, lengths: Collection[int]
 ) -> Iterator[pa.RecordBatch]:
+    """Yield the ids of examples, each with the hashes of its runs of words."""
     import pyarrow as pa
 
     for batch in batches:

@@ -201,6 +201,7 @@ def _count_by_source(frame: DataFrame, duplicates: DataFrame, source_name: Colum
 
 
 def _list_pairs(frame: DataFrame, duplicates: DataFrame, characters: int) -> list[Pair]:
+    """Return the pairs to report, with the beginnings of their texts unless `characters` is 0."""
     reported = duplicates.orderBy(_ID).limit(MAX_PAIRS)
     pairs = [
         Pair(row[_ID], row[_CLOSEST_ID], round(row[_SIMILARITY], 4), row[_FIRST_ID])

@@ -232,6 +232,7 @@ def _select_refused_rows(
     objective: Objective,
     day: date | None,
 ) -> Iterator[pa.RecordBatch]:
+    """Yield the refused rows of each batch: the columns `names`, with the text of the error in REFUSAL."""
     import pyarrow as pa
 
     documents = Documents.of_recipe(load(), columns, objective, day)

@@ -77,6 +77,7 @@ class KeptReference:
         return None
 
     def _read_in(self, folder: str, split: Split) -> np.ndarray | None:
+        """Return the stored reference of a split in a folder; None if there is none, or if it cannot be read."""
         try:
             files, path = self._open_folder(folder)
             reference: np.ndarray = np.load(io.BytesIO(files.cat_file(f"{path}/{split.digest}.npy")))

@@ -135,6 +135,7 @@ def _explain_single_example(splits: Splits, name: str, encoder: Encoder) -> str:
 
 
 def _encode_examples(splits: Splits, name: str, encoder: Encoder, *, prepared: bool) -> Iterator[Encoded]:
+    """Yield the examples of a split: of the token ids in a prepared table, or of its texts and conversations."""
     columns = encoder.documents.columns
     if prepared:
         document_columns = token_columns(columns)

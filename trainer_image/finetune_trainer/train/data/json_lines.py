@@ -77,6 +77,7 @@ def infer_columns(files: AbstractFileSystem, paths: list[str]) -> list[Column]:
 
 
 def _parse_objects(lines: BinaryIO, where: str) -> Iterator[dict[str, Any]]:
+    """Yield the object in each line that is not blank; raises DataError for a line that has none."""
     number, line = 1, b""
     try:
         for next_line in lines:

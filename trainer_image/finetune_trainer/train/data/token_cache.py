@@ -76,6 +76,7 @@ class TokenCache:
             return False
 
     def _fetch(self, name: str, target: Path) -> bool:
+        """Copy a split as `fetch` does; raises ValueError for an incomplete copy."""
         try:
             files, folder = self._locate(name)
             sizes: dict[str, int] = json.loads(files.cat_file(f"{folder}/{_MARKER}"))

@@ -209,6 +209,7 @@ def _write_unsharded(
 
 
 def _write_adapter(model: Any, state: dict[str, torch.Tensor], folder: Path, base: Origin | None) -> None:
+    """Write an adapter or virtual tokens; the configuration names the address of the base, if the base has one."""
     config = model.peft_config["default"]
     if base is not None:
         config.base_model_name_or_path, config.revision = base.uri, base.revision

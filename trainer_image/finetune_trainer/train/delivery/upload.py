@@ -86,6 +86,7 @@ def require(mode: Upload | None, run_id: str) -> None:
 
 
 def _find_mistake(mode: Upload, run_id: str) -> str | None:
+    """Return why the server does not support the upload mode, and the remedy; None if it does."""
     from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
     from mlflow.store.artifact.http_artifact_repo import HttpArtifactRepository
     from requests import HTTPError

@@ -131,6 +131,7 @@ def _build_lora_config(model: PreTrainedModel, method: Method, new_tokens: NewTo
 
 
 def _check_targets(model: nn.Module, targets: list[str], tower_names: list[str]) -> None:
+    """Check that each of targetModules matches a linear layer that processes text."""
     linear = [
         name
         for name, module in model.named_modules()

@@ -190,6 +190,7 @@ def _attend_on_gpu(
     scaling: float | None,
     window: int | None,
 ) -> torch.Tensor:
+    """Return the attention output [tokens, heads, size]; `states` are query, key and value, each [tokens, heads, size] over all rows."""
     query, key, value = states
     # Tokens before and after a token; -1: all.
     window_size = (-1 if window is None else window - 1, 0)
@@ -212,6 +213,7 @@ def _attend_on_gpu(
 def _attend_on_cpu(
     states: list[torch.Tensor], cu_seqlens: torch.Tensor, window: int | None, options: dict[str, Any]
 ) -> torch.Tensor:
+    """Return the same as `_attend_on_gpu`, one document after the other."""
     # Batches for compiled layers end in empty documents.
     lengths = [length for length in cu_seqlens.diff().tolist() if length]
     parts = []

@@ -136,6 +136,7 @@ class CompactAdamW(torch.optim.Optimizer):
         return _Moment(_as_rows(local_values), _as_rows(local_scales), self._code_values[device, signed])
 
     def _initialize_state(self, weight: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return the state of a weight before its first update: moments in fp32, or 8-bit codes with their scales."""
         state = {"step": torch.zeros((), device=weight.device)}
         block = next((size for size in _BLOCK_SIZES if weight.shape[-1] % size == 0), 0)
         is_quantized = (

@@ -230,6 +230,7 @@ def _check_context(config: Any, recipe: Recipe, field: str) -> None:
 
 
 def _check_documents(model: PreTrainedModel, recipe: Recipe, field: str, *, can_separate: bool) -> None:
+    """Check that a model takes position ids and, if a row has several documents, keeps them apart; `can_separate`: whether its attention does."""
     training = recipe.training
     if "position_ids" not in inspect.signature(decoder_of(model).forward).parameters:
         raise RecipeRefusedError(
