@@ -21,7 +21,7 @@ _TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json", "tokenizer.model"
 
 @dataclass(frozen=True)
 class Parts:
-    """The parts of one model; the base of an adapter may be another model.
+    """The folders of the parts of one model; None for a part that it lacks. The base of an adapter may be another model.
 
     of: how the adapter names its base, or None.
     origin: where the base can be fetched again, if it is one of the parts and an address names it; otherwise None.

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 class StoredModel:
     """The files of a model in an object store; empty if there is no such folder.
 
+    root: the path of the folder in the store.
     entries: the store's entry for each file, by the file's path in the store.
     """
 

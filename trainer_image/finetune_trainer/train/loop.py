@@ -45,6 +45,7 @@ class Loop:
     """Step of the weights that the run delivers; None: the last weights."""
     _watch: Watch = field(init=False)
     _saved_step: int = field(init=False, default=0)
+    """Step of the last save that this attempt has begun."""
 
     def __post_init__(self) -> None:
         # The last good checkpoint is published before an error ends the run.

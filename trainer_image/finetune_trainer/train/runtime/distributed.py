@@ -29,7 +29,7 @@ _HOST_GROUP_TIMEOUT = timedelta(days=2)
 
 @dataclass(frozen=True)
 class World:
-    """This rank's place among all ranks."""
+    """This rank's place among all ranks: `rank` of `size` in the job, `local_rank` of `local_size` in the pod."""
 
     rank: int
     size: int

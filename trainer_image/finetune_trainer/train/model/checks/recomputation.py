@@ -208,6 +208,7 @@ class _Call:
     """The arguments with which the model calls a layer: the hidden states, and other arguments."""
 
     name: str
+    """The layer in messages, for example layer 3."""
     layer: nn.Module
     hidden: torch.Tensor
     forward: Callable[[torch.Tensor], Any]

@@ -102,6 +102,7 @@ class _Step:
 
     tokens: tokens in a batch.
     logits: logits in a chunk of the loss.
+    shape, recipe, shards, recompute: as in `estimate`.
     """
 
     shape: Shape
