@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from finetune_crds.recipe import Recipe
 
+# The folder for downloads, and the end of the name of an index of weights.
 _WORK, _INDEX = ".fetched", ".index.json"
 
 

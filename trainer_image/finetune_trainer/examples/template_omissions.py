@@ -23,6 +23,7 @@ _THOUGHT_END = "</think>"
 _TOOL_TEXT, _CALL_TEXT, _RESULT_TEXT = "probed_tool", "probed_call", "probed_result"
 # Roles that `_omits_role` need not check: every template renders user and assistant, and `_probe` checks tool.
 _COMMON_ROLES = {"user", "assistant", "tool"}
+# The tool in the probes, and its call.
 _DEFINITION = {
     "name": _TOOL_TEXT,
     "description": "A tool.",

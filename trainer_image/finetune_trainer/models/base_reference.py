@@ -20,6 +20,7 @@ from finetune_trainer.pod.exit_status import RecipeRefusedError
 _REFERENCE_FILE = "finetune_base.json"
 _CONFIG = "config.json"
 _SAFE = ".safetensors"
+# The ends of the names of files with weights.
 WEIGHTS = (_SAFE, ".bin", ".pt", ".pth", ".gguf", ".onnx", ".h5", ".msgpack", ".ckpt", ".npz")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 # The number of files that are read at the same time; SHA-256 takes one core for each.

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from finetune_crds.recipe import Recipe
     from finetune_crds.source import Source
 
+# Columns of the table.
 MESSAGES, TOOLS = "messages", "tools"
 PROMPT, RESPONSE, CHOSEN, REJECTED = "prompt", "response", "chosen", "rejected"
 COMPLETION, LABEL = "completion", "label"

@@ -6,6 +6,7 @@ from typing import Any
 
 from adlfs import AzureBlobFileSystem
 
+# The options of adlfs that make up a login.
 _LOGIN = ("account_name", "account_key", "connection_string", "sas_token")
 
 

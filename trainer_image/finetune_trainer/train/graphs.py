@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 # The number of batches, each of one packed sequence.
 _PACKS = 20
+# The context and the vocabulary of the small model.
 _MAX_LENGTH, _VOCABULARY = 64, 128
 # Fields of a config that make a model small; fields that a config lacks are not added.
 _SMALL_SIZES = {

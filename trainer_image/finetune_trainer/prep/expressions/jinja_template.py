@@ -37,6 +37,7 @@ REFUSAL = "__finetune_refusal"
 
 # A template is a program that runs over the data; it can raise any of these.
 _FAILURES = (*template_input.FAILURES, ArithmeticError, RecursionError)
+# Jinja's own functions that templates may call.
 _GLOBALS = ("range", "dict", "namespace")
 # The variable that counts passes, and the filter that adds to it. No template can use their names, which have spaces.
 _PASSES, _COUNTED = "passes of loops", "counted passes"

@@ -27,9 +27,11 @@ if TYPE_CHECKING:
 
 _NUMBERS = (FloatType, DoubleType, DecimalType)
 _TIMES = (DateType, TimestampType, TimestampNTZType)
+# The beginning of a marked string, after its NUL.
 _MARK = "finetune number "
 # A JSON string, as a regular expression of Java. Possessive repetition keeps long texts from overflowing the stack.
 _STRING = r'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
+# The beginning of a number with a point or an exponent; a string may have one, too.
 _HAS_FRACTION = r"[:\[,]\s*-?[0-9]+[.eE]"
 # Group 1: the text before the next number, outside strings, that has a point or an exponent. Group 2: that number.
 _FRACTION = rf'\G((?:[^"0-9-]++|{_STRING}|-(?![0-9])|-?[0-9]++(?![.eE]))*+)(-?[0-9]++[.eE][0-9.eE+-]*+)'
@@ -41,6 +43,7 @@ _NULL = rf'\G((?:[^"]++|{_STRING}(?!\s*+:\s*+null\b))*+){_STRING}\s*+:\s*+null\s
 # Group 1: the text before the next trailing comma of an object. After the group: that comma. If `_NULL` removes the last key of an
 # object, the comma before the key remains.
 _LAST_COMMA = rf'\G((?:[^",]++|{_STRING}|,(?!\s*+\}}))*+),(?=\s*+\}})'
+# The prefix of extra columns, see `written`.
 _WRITTEN = "__finetune_written_"
 # NB: a JVM before version 19 does not write the shortest decimal of each float. Of the decimals with these numbers of digits, the first
 # that reads back as the same float is the shortest, apart from trailing zeros. If none does, the JVM's own decimal is the shortest.

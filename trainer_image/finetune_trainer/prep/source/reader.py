@@ -57,6 +57,7 @@ if TYPE_CHECKING:
 _NESTED = (ArrayType, StructType, MapType)
 _NUMBERS_AND_BOOLEANS = (IntegralType, FloatType, DoubleType, BooleanType)
 _TIMES = (DateType, TimestampType, TimestampNTZType)
+# Types whose values can be written as text.
 _PLAIN = (StringType, NullType, *_NUMBERS_AND_BOOLEANS, DecimalType, *_TIMES)
 # Types that are not learned, with their names in messages.
 _UNLEARNED: dict[type[DataType], str] = {BinaryType: BYTES, MapType: MAPS, StructType: STRUCTURES}

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
     from finetune_trainer.prep.source.footers import Footer
 
+# Spark's error condition if the types of a column differ.
 _CONFLICT = "CANNOT_MERGE_SCHEMAS"
 # Beginnings of Spark's errors about types that it does not read.
 _OTHER_TYPES = ("[PARQUET_TYPE_", "[UNSUPPORTED_TIME_TYPE]", "[DECIMAL_PRECISION_EXCEEDS_MAX_PRECISION]")
@@ -55,6 +56,7 @@ _UNLEARNED = {
     "(DECIMAL(": LONG_DECIMALS,
     "(UUID)": BYTES,
 }
+# The beginning of the error of a column that Spark does not read, see `_with_refusals`.
 _REFUSAL = "finetune refuses: "
 _INTEGERS = (ByteType(), ShortType(), IntegerType(), LongType())
 # Rows of types in order of width: the values of a type fit into the types after it in its row without loss.

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import Column, DataFrame, SparkSession
 
+# Columns of frames of lines: the text, the file, where the line's block of the file begins, the size of the file, a number that ascends with
+# the lines of a block, and why the line is unreadable.
 _VALUE, _FILE, _BLOCK, _BYTES, _NUMBER, _REASON = "value", "file", "block", "bytes", "number", "reason"
 # A pointer of Git LFS is smaller than this. Source: git-lfs, docs/spec.md.
 _POINTER_LIMIT_BYTES = 1024

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 _CREDENTIALS_PATH = "/api/2.1/unity-catalog/temporary-table-credentials"
 _HTTP_TIMEOUT_SECONDS = 20.0
 _RETRY_TIMEOUT_SECONDS = 60
+# The types of sources, by the names of formats in Unity Catalog.
 _FORMATS = {"DELTA": "Delta", "PARQUET": "Parquet"}
 # Types of tables that have files; None: the server reports no type.
 _TABLE_TYPES = (None, TableType.MANAGED, TableType.EXTERNAL)

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
+# Part of the error of compute that keeps no frames.
 _REFUSED = "NOT_SUPPORTED_WITH_SERVERLESS"
 
 

@@ -38,6 +38,7 @@ _LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
 # NB: G1, the JVM's default, collects garbage concurrently on the same cores: on two cores, 500,000 rows took 131 s with G1
 # and 113 s with the serial collector (docs/design/speed.md).
 _SERIAL, _FEW_CORES = "-XX:+UseSerialGC", 2
+# An option of the JVM that chooses a garbage collector.
 _COLLECTOR = re.compile(r"-XX:\+Use\w*GC\b")
 # Variables from which the JVM reads options.
 _JVM_OPTIONS = ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS")

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from finetune_crds.prepare import Prepare
 
 _ROLE = "driver"
+# The variable with the address of the driver's pod.
 _ADDRESS = "SPARK_DRIVER_BIND_ADDRESS"
 
 

@@ -48,6 +48,7 @@ _EMAIL = re.compile(
 _ACCOUNTS_OF_SERVERS = frozenset({"git", "hg", "svn"})
 # Commands that name a server and its account in front of a file or a repository: scp model.bin root@host.com:model.bin.
 _COPY_COMMAND = re.compile(r"\b(?:scp|sftp|rsync|git clone)\b[^\n]*\Z")
+# How much text before an address is searched for a command.
 _MAX_COMMAND_CHARS = 200
 # The beginning of a URL with a login, up to a place in its password.
 _ACCOUNT_OF_URL = re.compile(r"://[^\s/:@]*:[^\s/:@]*\Z")
@@ -91,6 +92,7 @@ _CARD_NETWORKS = re.compile(
     r"|62\d{14}(?:\d{3})?"  # UnionPay
     r"|(?:5018|5020|5038|5893|6304|6759|676[1-3])\d{12}(?:\d{3})?"  # Maestro
 )
+# A card number in one piece, or in groups as on the card.
 _CARD_NUMBER = re.compile(
     r"(?<![\w.])(?<!\d[ :/+-])(?<![+=]-)"
     r"(?:\d{14,16}|\d{19}|\d{4}(?P<gap>[ -])(?:\d{4}(?P=gap)\d{4}(?P=gap)\d{4}(?:(?P=gap)\d{3})?|\d{6}(?P=gap)\d{4,5}))"

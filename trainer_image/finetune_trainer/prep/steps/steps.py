@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from finetune_crds.prepare import Prepare
     from finetune_trainer.prep.plan import Form, Plan
 
+# Columns that the steps add; those of an example are described at `identify_examples`.
 DROPPED_BY = "dropped_by"
 ID, FINGERPRINT, GROUP, STRATUM, TOKENS, SPLIT = "id", "fingerprint", "group", "stratum", "tokens", "split"
 COPIES = "copies"

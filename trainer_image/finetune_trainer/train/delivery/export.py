@@ -50,6 +50,7 @@ MODEL, ADAPTER, _TOKENIZER = "model", "peft", "components/tokenizer"
 _TASK = "text-generation"
 # transformers' `model_max_length` of a tokenizer without a limit.
 _NO_LIMIT = int(1e30)
+# Packages that a served model needs.
 _REQUIREMENTS = ("torch", "transformers", "accelerate", "safetensors")
 _SCORING, _CONDA_ENV, _PYTHON_ENV = "scoring.py", "conda.yaml", "python_env.yaml"
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
+# The number of experts of a layer, and the number of those that a token is sent to.
 _PER_LAYER_FIELDS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 _PER_TOKEN_FIELDS = ("num_experts_per_tok", "top_k_experts")
 # Experts that every token uses: a config has either their total size, or their number if each has the usual size.
