@@ -100,7 +100,7 @@ def build_questions(documents: Documents, rows: Mapping[str, list[Any]]) -> Iter
         reference_messages = to_messages(reference, "assistant", reference_column)
         messages = [*prompt_messages, *extract_reply(prompt_messages, reference_messages, reference_column)]
         answered = [turn for turn in loss_mask.find_answers(messages) if turn >= len(prompt_messages)]
-        yield _build_question(documents, messages, answered, None)
+        yield _build_question(documents, messages, answered, tools=None)
 
 
 def _build_question(

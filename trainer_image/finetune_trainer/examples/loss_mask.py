@@ -221,9 +221,9 @@ def _find_text_after_answer(
     None if the template refuses the conversation, or hides or changes the answer, or if `find_spans` does not find the answer.
     """
     try:
-        text = render(tokenizer, messages, None)
+        text = render(tokenizer, messages, tools=None)
         # Turn 1 is the answer.
-        learned_spans = find_spans(tokenizer, messages, None, [1], text)
+        learned_spans = find_spans(tokenizer, messages, tools=None, learned=[1], text=text)
     except DataError:
         return None
     answer = str(answer_end.ANSWER["content"])

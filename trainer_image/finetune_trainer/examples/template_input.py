@@ -40,8 +40,10 @@ def _expects_parts(tokenizer: PreTrainedTokenizerBase, _template: str) -> bool:
     Args:
         _template: the tokenizer's template, as a key of the cache: a tokenizer may get another template.
     """
-    from_text = try_render(tokenizer, [{"role": "user", "content": PROBE_CONTENT}], None) or ""
-    from_parts = try_render(tokenizer, [{"role": "user", "content": _as_parts(PROBE_CONTENT)}], None) or ""
+    from_text = try_render(tokenizer, [{"role": "user", "content": PROBE_CONTENT}], tools=None) or ""
+    from_parts = (
+        try_render(tokenizer, [{"role": "user", "content": _as_parts(PROBE_CONTENT)}], tools=None) or ""
+    )
     return PROBE_CONTENT not in from_text and PROBE_CONTENT in from_parts
 
 

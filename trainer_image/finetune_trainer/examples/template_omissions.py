@@ -119,7 +119,7 @@ def _omits_thought(tokenizer: PreTrainedTokenizerBase, _template: str) -> bool:
 
 
 def _omits(tokenizer: PreTrainedTokenizerBase, messages: list[Message]) -> bool:
-    text = try_render(tokenizer, adapt_contents(tokenizer, messages), None)
+    text = try_render(tokenizer, adapt_contents(tokenizer, messages), tools=None)
     return text is not None and PROBE_CONTENT not in text
 
 

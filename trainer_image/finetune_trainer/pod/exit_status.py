@@ -75,7 +75,7 @@ class SupersededError(PreemptedError):
     """Newer pods of the job have taken over a folder that this pod writes to."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(message, None, reason="Superseded")
+        super().__init__(message, checkpoint_step=None, reason="Superseded")
 
 
 def write_termination_message(code: int, message: TerminationMessage | None) -> None:  # noqa: ARG001 - Kubernetes reads the exit code of the process

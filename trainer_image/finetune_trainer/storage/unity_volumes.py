@@ -82,7 +82,7 @@ class VolumesFileSystem(AbstractFileSystem):
         except FileNotFoundError:
             with _open_api(path) as files:
                 files.get_directory_metadata(path)
-            return _build_entry(path, 0, None, folder=True)
+            return _build_entry(path, size=0, modified=None, folder=True)
 
     def _get_file_entry(self, path: str) -> dict[str, Any]:
         with _open_api(path) as files:

@@ -118,7 +118,7 @@ def _choose_device(recipe: Recipe, gang: Gang, folder: Path) -> None:
 
 def _stop_before_workers(_signal: int, _frame: object) -> None:
     """End the launcher; torchrun installs its own handler when it starts workers."""
-    raise PreemptedError(NOT_STARTED, None)
+    raise PreemptedError(NOT_STARTED, checkpoint_step=None)
 
 
 def _end_in_rendezvous() -> None:
@@ -129,7 +129,7 @@ def _end_in_rendezvous() -> None:
     # If workers run, torchrun has replaced the handler, and passes the signal on to the workers.
     if signal.getsignal(signal.SIGTERM) is not _stop_before_workers:
         return
-    code, message = exit_status.describe(PreemptedError(NOT_STARTED, None))
+    code, message = exit_status.describe(PreemptedError(NOT_STARTED, checkpoint_step=None))
     exit_status.write_termination_message(code, message)
     shutil.rmtree(os.environ[scratch.ENV_SCRATCH], ignore_errors=True)
     os._exit(EXIT_PREEMPTED)
@@ -223,7 +223,7 @@ def _build_stopped_failure(gang: Gang, folder: Path, received: signal.Signals) -
             error = outcome.message.error
             return PreemptedError(error.message, outcome.message.checkpoint_step, error.reason)
     if not scratch.is_training(folder):
-        return PreemptedError(NOT_STARTED, None)
+        return PreemptedError(NOT_STARTED, checkpoint_step=None)
     failure = PodFailure("Stopped", f"stopped by {received.name} before a checkpoint could be written")
     failure.exit_code = 128 + received
     return failure

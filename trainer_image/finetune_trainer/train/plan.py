@@ -273,7 +273,7 @@ def measure_step(
     with fake:
         build.recompute_and_shard(network, recipe, recompute, mesh)
         fill.materialize(network, _DEVICE)
-        optimizer = Optimizer(network, recipe.training, 1)
+        optimizer = Optimizer(network, recipe.training, max_steps=1)
         batches = [_make_fake(batch, fake) for batch in make_full_batches(recipe)]
         account = accounting.Accounting(_DEVICE)
         with account:

@@ -232,6 +232,7 @@ def _compile(text: str) -> Template:
     environment = _build_environment()
     tree = environment.parse(text)
     for loop in tree.find_all(nodes.For):
+        # The empty values are the arguments of the filter.
         loop.iter = nodes.Filter(loop.iter, _COUNTED, [], [], None, None, lineno=loop.lineno)
     tree.set_environment(environment)
     return environment.from_string(tree)

@@ -87,7 +87,7 @@ def choose_banding(threshold: float) -> Banding:
     candidates = (Banding(_HASHES // rows, rows) for rows in range(_HASHES, 0, -1))
     return next(
         (candidate for candidate in candidates if candidate.match_probability(threshold) >= _MIN_RECALL),
-        Banding(_HASHES, 1),
+        Banding(_HASHES, rows=1),
     )
 
 

@@ -220,7 +220,7 @@ def _build_parameters() -> ParamSchema:
 
     return ParamSchema(
         [
-            *(ParamSpec(name, kind, None) for name, kind in _SETTINGS.items()),
+            *(ParamSpec(name, kind, default=None) for name, kind in _SETTINGS.items()),
             # MLflow requires a list as the default of a list; `scoring` ignores an empty list.
             ParamSpec("stop_strings", "string", [], shape=(-1,)),
         ]

@@ -45,8 +45,8 @@ class Dpo(ReferenceObjective):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the summed loss, an fp32 scalar, and the sums of reward margins and of correctly ranked pairs."""
         answers = Answers.of(network, batch, hidden)
-        gains = compute_gains(answers, batch)
-        margins = self.beta * (gains[:, 0] - gains[:, 1])
+        chosen_gains, rejected_gains = compute_gains(answers, batch).unbind(dim=1)
+        margins = self.beta * (chosen_gains - rejected_gains)
         smoothing = self.label_smoothing if network.training else 0.0
         losses = (smoothing - 1) * functional.logsigmoid(margins) - smoothing * functional.logsigmoid(
             -margins
@@ -79,9 +79,10 @@ class Ipo(ReferenceObjective):
         """Return the summed loss, an fp32 scalar, and the sums of reward margins and of correctly ranked pairs."""
         answers = Answers.of(network, batch, hidden)
         gains, lengths = compute_gains(answers, batch), answers.lengths()
-        mean_gains = gains / lengths
-        errors = mean_gains[:, 0] - mean_gains[:, 1] - 1 / (2 * self.beta)
+        chosen_gains, rejected_gains = gains.unbind(dim=1)
+        chosen_means, rejected_means = (gains / lengths).unbind(dim=1)
+        errors = chosen_means - rejected_means - 1 / (2 * self.beta)
         # The derivatives of a pair's loss with respect to both gains.
         slopes = torch.stack([2 * errors, -2 * errors], dim=-1) / lengths
         loss = answers.with_gradient((errors**2).sum(), slopes)
-        return loss, sum_pair_metrics(self.beta * (gains[:, 0] - gains[:, 1]))
+        return loss, sum_pair_metrics(self.beta * (chosen_gains - rejected_gains))

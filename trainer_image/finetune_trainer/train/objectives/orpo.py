@@ -44,10 +44,13 @@ class Orpo(AnswerObjective):
         # 1 - p, where p = e^x; computed as 1 - exp(), it would lose its digits.
         complements = -torch.expm1(bounded)
         log_odds = bounded - complements.log()
-        ratios = log_odds[:, 0] - log_odds[:, 1]
-        losses = -means[:, 0] - self.weight * functional.logsigmoid(ratios)
+        chosen_log_odds, rejected_log_odds = log_odds.unbind(dim=1)
+        chosen_means, rejected_means = means.unbind(dim=1)
+        ratios = chosen_log_odds - rejected_log_odds
+        losses = -chosen_means - self.weight * functional.logsigmoid(ratios)
         # The derivative of log odds(x) is 1 / (1 - p).
         odds_slopes = self.weight * torch.sigmoid(-ratios)[:, None] / complements
-        slopes = torch.stack([-1 - odds_slopes[:, 0], odds_slopes[:, 1]], dim=-1) / lengths
+        chosen_slopes, rejected_slopes = odds_slopes.unbind(dim=1)
+        slopes = torch.stack([-1 - chosen_slopes, rejected_slopes], dim=-1) / lengths
         loss = answers.with_gradient(losses.sum(), slopes)
-        return loss, sum_pair_metrics(self.weight * (means[:, 0] - means[:, 1]))
+        return loss, sum_pair_metrics(self.weight * (chosen_means - rejected_means))

@@ -38,7 +38,8 @@ class Simpo(AnswerObjective):
         answers = Answers.of(network, batch, hidden)
         lengths = answers.lengths()
         means = answers.log_probabilities() / lengths
-        margins = self.beta * (means[:, 0] - means[:, 1])
+        chosen_means, rejected_means = means.unbind(dim=1)
+        margins = self.beta * (chosen_means - rejected_means)
         losses = -functional.logsigmoid(margins - self.gamma)
         # The derivative of a pair's loss with respect to the mean of the chosen answer.
         slope = -self.beta * torch.sigmoid(self.gamma - margins)

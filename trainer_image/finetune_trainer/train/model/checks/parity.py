@@ -222,7 +222,7 @@ def _try_to_compare(
         return _compare(network, device, is_packed=is_packed, is_eager=is_eager)
     except _MODEL_ERRORS as error:
         # Errors that `explain_error` replaces, of memory and of other ranks, say nothing about the model, and neither do errors of GPUs.
-        if explain_error(error, 0) is not error or "CUDA" in str(error):
+        if explain_error(error, rank=0) is not error or "CUDA" in str(error):
             raise
         traceback.print_exc()
         return f"{type(error).__name__}: {first_line(error)}"

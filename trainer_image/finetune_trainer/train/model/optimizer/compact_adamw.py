@@ -125,7 +125,7 @@ class CompactAdamW(torch.optim.Optimizer):
         scales = state.get(f"{name}_scale")
         local_values, _ = local_rows(state[name])
         if scales is None:
-            return _Moment(_as_rows(local_values), None, None)
+            return _Moment(_as_rows(local_values), scales=None, code_values=None)
         local_scales, _ = local_rows(scales)
         # The second moment is a mean of squares, so its codes have no sign.
         signed = name == "exp_avg"

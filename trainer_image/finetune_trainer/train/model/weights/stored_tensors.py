@@ -288,4 +288,4 @@ class Converted:
         begin, end, _ = at.indices(self.shape[0])
         if self.by_rows:
             return self.conversion.read(self.name, slice(begin, end))
-        return self.conversion.read(self.name, None)[begin:end]
+        return self.conversion.read(self.name, rows=None)[begin:end]
