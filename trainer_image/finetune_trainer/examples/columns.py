@@ -34,7 +34,7 @@ class Column(NamedTuple):
     """A column of the data.
 
     kind: text, messages (a list of {role, content}), label (a boolean or an integer), or other: not part of an example.
-    type: its type as the format of the data names it.
+    type: its type as the format of the data names it, for example list<element: string>.
     """
 
     name: str

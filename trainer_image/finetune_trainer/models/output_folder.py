@@ -27,7 +27,7 @@ class Manifest:
 
     job, uid: the FineTuneJob, as namespace/name, and its uid.
     attempt: the attempt that writes or wrote the model.
-    files: sizes of all files, by their paths in the folder; None until all are written.
+    files: sizes of all files, by their paths in the folder, for example {"config.json": 512}; None until all are written.
     begun: the paths of files that attempts may have written, including attempts of a deleted job of the same name; empty when all are written.
     """
 

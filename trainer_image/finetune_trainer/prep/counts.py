@@ -19,7 +19,7 @@ class Counts:
     """Counts of kept and dropped rows.
 
     examples: rows of the source.
-    dropped: rows that each step dropped, by step, in the order of the steps.
+    dropped: rows that each step dropped, by step, in the order of the steps, for example {"notNull": 3, "dedupe": 20}.
     rows, tokens: rows and tokens of each split, by split.
     sources: rows of each source of a mix, by source.
     redacted: replaced values, by kind; None if the recipe redacts nothing.

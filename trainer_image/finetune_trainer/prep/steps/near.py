@@ -81,7 +81,7 @@ class Source(NamedTuple):
 class Clusters(NamedTuple):
     """Near duplicates.
 
-    sizes: number of clusters by their size.
+    sizes: number of clusters by their size, for example {2: 130, 3: 7}.
     sources: counts by the name of the source, which is empty if there is one source.
     pairs: the pairs of the removed examples.
     crowded: the number of examples of the largest band, if it has more than are compared; else 0.

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 Rows = dict[str, list[Any]]
-"""A batch of rows: the values of each column."""
+"""A batch of rows: the values of each column, for example {"prompt": ["a", "b"], "label": [True, False]}."""
 BATCH_ROWS = 1024
 SPLIT_COLUMN = "split"
 # Arrow's name for the type of a column that has only nulls.
