@@ -55,6 +55,7 @@ def deliver(
     if run_id is not None and (name or output_folder is None):
         registry = Registry(run_id, recipe.register_.upload if recipe.register_ else None)
     version = registry.find_version(name) if registry and name else None
+    # Without a version, a complete folder is written again: folder and version must come from the same attempt.
     must_publish = output_folder is not None and (version is None or not output_folder.is_finished())
     must_upload = registry is not None and version is None
     if must_publish or must_upload:

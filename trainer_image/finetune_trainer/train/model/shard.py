@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 def build_mesh(strategy: str, world: World, timeout_seconds: int | None = None) -> DeviceMesh:
     """Build the device mesh of the ranks, replicas times shards.
 
-    FSDP shards over all ranks, HSDP over the ranks of a pod; with DDP every rank has all parameters.
+    FSDP shards over all ranks, HSDP over the ranks of a pod; with DDP every rank has all parameters. For example, the mesh of 8 ranks in
+    pods of 4 is [8] with FSDP, [2, 4] with HSDP, and [8, 1] with DDP.
 
     Args:
         strategy: FSDP, HSDP or DDP.

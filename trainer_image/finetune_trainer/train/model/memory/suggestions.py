@@ -42,6 +42,7 @@ def suggest_changes(shape: Shape, recipe: Recipe, world: World, *, row_tokens: i
         training: Training = training,
         batch_size: int = training.per_device_batch_size,
     ) -> bool:
+        """Whether the job fits with these changes, if it recomputes as much as the model supports."""
         changed_recipe = recipe.model_copy(
             update={"training": training.model_copy(update={"per_device_batch_size": batch_size})}
         )
