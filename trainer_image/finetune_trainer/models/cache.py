@@ -75,6 +75,7 @@ class Cache:
         if files is None:
             entry = self._entry(key)
             with self.translating_errors(), self._holding_lock(entry.name) as alone:
+                # Another pod may have written the entry while this one waited for the lock.
                 files = self.find(key) or _write(entry, key, fill, alone=alone)
         return files
 

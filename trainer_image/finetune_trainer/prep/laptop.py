@@ -37,6 +37,7 @@ def load_recipe(path: Path, output: str | None = None) -> Recipe:
     if prepare is None:
         # `plan.build_request` refuses it.
         return loaded
+    # These fields are for other modes, and are unset.
     cluster_fields = ("executors", "executor_cores", "executor_memory", "databricks")
     local = {"mode": "Local"} | dict.fromkeys(cluster_fields)
     spark = prepare.spark.model_copy(update=local)

@@ -151,7 +151,7 @@ def _find_line(lines: DataFrame, kind: str) -> tuple[int, str]:
     )
     first = numbered.where(sf.col(_REASON).isNotNull()).orderBy(_BLOCK, _NUMBER).head()
     assert first is not None  # noqa: S101 - the file has an unreadable line
-    is_up_to_line = sf.col(_NUMBER) <= first[_NUMBER]
-    is_in_block = (sf.col(_BLOCK) == first[_BLOCK]) & is_up_to_line
-    number = numbered.where((sf.col(_BLOCK) < first[_BLOCK]) | is_in_block).count()
+    is_in_earlier_block = sf.col(_BLOCK) < first[_BLOCK]
+    is_up_to_line = (sf.col(_BLOCK) == first[_BLOCK]) & (sf.col(_NUMBER) <= first[_NUMBER])
+    number = numbered.where(is_in_earlier_block | is_up_to_line).count()
     return number, str(first[_REASON])

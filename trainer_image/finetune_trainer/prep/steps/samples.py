@@ -41,7 +41,7 @@ def read_samples(step: str, number: int, row: Mapping[str, Any]) -> list[str]:
 def beginnings(
     frame: DataFrame, text: str, ids: Iterable[str], characters: int = CHARACTERS
 ) -> dict[str, str]:
-    """Return the beginnings of the texts of examples, by id, in the order of the ids.
+    """Return the beginnings of the texts of examples, by id, in ascending order of the ids.
 
     Args:
         frame: examples with the column `id`.

@@ -97,6 +97,7 @@ def load(
     splits = _pin_version(recipe, world, version)
     if recipe.data.columns is None:
         complete_recipe = world.agree(lambda: resolve_columns(recipe, splits) if world.leads else None)
+        # Rank 0 always has a complete recipe, and only its own is broadcast.
         recipe = world.broadcast(complete_recipe) or recipe
 
     def tokenize() -> None:
@@ -151,8 +152,8 @@ def _pin_version(recipe: Recipe, world: World, version: int | None) -> Splits:
     splits = recipe.data.splits
     assert splits is not None  # noqa: S101 - load_recipe() refuses a recipe without splits
     if version is None:
-        newest_version = world.agree(lambda: read.read_delta_version(splits) if world.leads else None)
-        version = world.broadcast(newest_version)
+        leader_version = world.agree(lambda: read.read_delta_version(splits) if world.leads else None)
+        version = world.broadcast(leader_version)
     return splits.model_copy(update={"version": version})
 
 
