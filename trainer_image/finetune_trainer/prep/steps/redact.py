@@ -114,6 +114,7 @@ def _redact_texts(
         for kind, row_counts in counts.items():
             if not hinted[kind][place]:
                 continue
+            # With the placeholders of the kinds before this one.
             original = changed.get(place) or texts[place].as_py()
             text, count = replace(original, PATTERNS[kind])
             if count:

@@ -176,8 +176,8 @@ def infer_signature(examples: Examples) -> ModelSignature:
 
     For prompts, input and output are one text column each. For conversations, the signature is that of MLflow's chat models. Besides
     the messages, it has the optional columns that clients of an endpoint send. If messages of the data do not fit this signature, for
-    example because they have other fields, the type inferred from the data replaces its type for messages. Both
-    signatures have the same parameters.
+    example because they have other fields, the type inferred from the data replaces its type for messages. The
+    signatures for prompts and for conversations have the same parameters.
     """
     from mlflow import models
     from mlflow.models import ModelSignature

@@ -77,6 +77,7 @@ def on_sigterm(end: Callable[[], None]) -> Iterator[None]:
     as in a rendezvous. But the number of each signal is written to the wakeup file descriptor at once, and the separate thread reads it.
     """
     reader, writer = os.pipe()
+    # `set_wakeup_fd` requires this.
     os.set_blocking(writer, False)
 
     def watch() -> None:
