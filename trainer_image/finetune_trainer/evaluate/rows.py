@@ -164,16 +164,21 @@ def _read_rows(recipe: Recipe, spec: Evaluation, encoder: Encoder) -> Iterator[R
 def _render_on_fixed_day(documents: Documents, batch: Mapping[str, list[Any]]) -> Iterator[Document | None]:
     """Yield the document of each row of a batch, rendered with the fixed date; None if the date changes nothing."""
     if not documents.depend_on_day:
-        return repeat(None, len(next(iter(batch.values()))))
+        return repeat(None, _count_rows(batch))
     return (first for first, *_ in replace(documents, day=_FIXED_DAY).of(batch))
 
 
 def _read_questions(
     documents: Documents, batch: Mapping[str, list[Any]], *, asks: bool
 ) -> Iterator[Question | None]:
+    """Yield the question of each row of a batch if `asks` is set; otherwise None for each row."""
     if asks:
         return questions.build_questions(documents, batch)
-    return repeat(None, len(next(iter(batch.values()))))
+    return repeat(None, _count_rows(batch))
+
+
+def _count_rows(batch: Mapping[str, list[Any]]) -> int:
+    return len(next(iter(batch.values())))
 
 
 def _build_empty_split_error(recipe: Recipe, spec: Evaluation, encoder: Encoder) -> DataError:

@@ -74,6 +74,7 @@ class ModelFolder:
 
     def __init__(self, uri: str, job: JobReference, attempt: int) -> None:
         self.uri = uri.rstrip("/")
+        # The manifest of this attempt, before any file is written.
         self._manifest = Manifest(f"{job.namespace}/{job.name}", job.uid, attempt)
 
     def claim(self) -> None:
