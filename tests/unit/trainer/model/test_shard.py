@@ -1,4 +1,4 @@
-"""What is gathered when, what decays, and what is compiled."""
+"""What is sharded, what is gathered when, what decays, and what is compiled."""
 
 from __future__ import annotations
 
@@ -94,6 +94,33 @@ def test_ends_are_gathered_only_while_they_compute(one_layer: Path, world: World
         "forward": neither, "loss": (False, True), "backward": neither, "optimizer": neither, "evaluation": (False, True),
         "end": neither
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("strategy", ["FSDP", "DDP"])
+def test_on_one_shard_frozen_weights_stay_outside_of_fsdp(
+    one_layer: Path, world: World, strategy: str
+) -> None:
+    """FSDP would copy them before each use."""
+    recipe = networks.recipe(one_layer, method={"type": "LoRA"}, strategy=strategy)
+    network = networks.build(recipe, one_layer, world)
+    assert sharded_weights(network) == {"frozen": {False}, "trained": {True}}
+    assert network.base.get_input_embeddings().weight is network.base.get_output_embeddings().weight
+
+
+def test_frozen_weights_of_another_dtype_stay_in_fsdp_which_casts_them(world: World) -> None:
+    network = Network(networks.small_llama().requires_grad_(False), Sft())
+    network.base.model.norm.weight.data = network.base.model.norm.weight.data.bfloat16()
+    shard.shard(network, shard.build_mesh("FSDP", world), "FP32")
+    sharded_names = {name for name, weight in network.base.named_parameters() if isinstance(weight, DTensor)}
+    assert sharded_names == {"model.norm.weight"}
+
+
+def sharded_weights(network: Network) -> dict[str, set[bool]]:
+    """Whether the frozen weights, and the trained weights, are sharded."""
+    return {
+        "frozen": {isinstance(each, DTensor) for each in network.parameters() if not each.requires_grad},
+        "trained": {isinstance(each, DTensor) for each in network.parameters() if each.requires_grad},
+    }
 
 
 def test_biases_and_norms_do_not_decay(one_layer: Path, world: World) -> None:

@@ -60,15 +60,20 @@ def shard(network: Network, mesh: DeviceMesh, precision: str, *, replicate_froze
         mesh: from `build_mesh`.
         precision: BF16, FP16 or FP32.
         replicate_frozen: keep frozen parameters unsharded on each rank: four-bit weights cannot be sharded.
+            Where there is only one shard, frozen parameters in the dtype of the computation are never sharded.
     """
     # NB: by default FSDP2 casts forward inputs, also the fp32 tensors inside dataclasses: it would round a batch's
     # reference log-probabilities to bf16. Hidden states have the dtype of the embedding, which is cast.
     policy = MixedPrecisionPolicy(
         param_dtype=compute_dtype(precision), reduce_dtype=torch.float32, cast_forward_inputs=False
     )
-    ignored_weights: set[nn.Parameter] = set()
-    if replicate_frozen:
-        ignored_weights |= {weight for weight in network.parameters() if not weight.requires_grad}
+    ignored_weights = {weight for weight in network.parameters() if not weight.requires_grad}
+    if not replicate_frozen:
+        # NB: on one shard, FSDP would copy these weights before each use, in each pass of each layer.
+        has_one_shard = mesh.size(mesh.ndim - 1) == 1
+        ignored_weights = {
+            weight for weight in ignored_weights if has_one_shard and weight.dtype == policy.param_dtype
+        }
     shard_group = partial(fully_shard, mesh=mesh, mp_policy=policy)
     layers = decoder_layers(network)
     for layer in layers:

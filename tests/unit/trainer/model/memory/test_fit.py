@@ -181,7 +181,7 @@ def test_a_model_of_8b_does_not_fit_on_one_gpu(
 def test_an_adapter_is_suggested_by_what_it_trains(shapes: dict[str, Shape]) -> None:
     full, lora = (
         estimate.estimate(
-            shape, networks.recipe(BASE, precision="BF16"), shards=1, row_tokens=2048, recompute="Full"
+            shape, networks.recipe(BASE, precision="BF16"), shards=2, row_tokens=2048, recompute="Full"
         )
         for shape in (suggestions._with_adapter(shapes["8B Full"]), shapes["8B LoRA"])
     )

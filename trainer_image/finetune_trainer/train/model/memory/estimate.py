@@ -212,20 +212,27 @@ class _Step:
         return estimate_activation_bytes(self.shape, self.tokens, self.compute_bytes, self.recompute)
 
     @property
+    def has_whole_base(self) -> bool:
+        """Whether each rank holds all frozen weights, so that FSDP does not gather them (`shard.shard`)."""
+        return self.shape.unsharded > 0 or self.shards == 1
+
+    @property
     def embedding(self) -> int:
-        """Sharded parameters of the embedding: only trained ones if each rank holds all frozen weights."""
-        return self.shape.embedding_trained if self.shape.unsharded else self.shape.embedding
+        """Parameters of the embedding that FSDP gathers."""
+        return self.shape.embedding_trained if self.has_whole_base else self.shape.embedding
 
     @property
     def output(self) -> int:
-        """Sharded parameters of the output layer, as in `embedding`."""
-        return self.shape.output_trained if self.shape.unsharded else self.shape.output
+        """Parameters of the output layer that FSDP gathers."""
+        return self.shape.output_trained if self.has_whole_base else self.shape.output
 
     @property
     def layer(self) -> float:
-        """Sharded parameters of a layer."""
+        """Parameters of a layer that FSDP gathers."""
         shape = self.shape
-        return (shape.parameters - shape.unsharded - self.embedding - self.output) / max(1, shape.layers)
+        if self.has_whole_base:
+            return self.trained_layer
+        return (shape.parameters - shape.embedding - shape.output) / max(1, shape.layers)
 
     @property
     def trained_layer(self) -> float:

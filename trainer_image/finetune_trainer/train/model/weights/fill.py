@@ -79,10 +79,19 @@ def _read_adapter(model: nn.Module, recipe: Recipe, adapter: Path) -> None:
 
 
 def materialize(model: nn.Module, device: torch.device) -> None:
-    """Allocate tensors of the meta device on `device`, and move the others there."""
+    """Allocate tensors of the meta device on `device`, and move the others there; tied parameters stay one parameter."""
+    names_by_parameter: dict[nn.Parameter, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names_by_parameter.setdefault(parameter, []).append(name)
     model._apply(  # noqa: SLF001 - as nn.Module.to_empty does, which would empty the buffers too
         lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor.to(device)
     )
+    # NB: `_apply` makes a new parameter for each name of an unsharded parameter on the meta device.
+    for first_name, *tied_names in names_by_parameter.values():
+        allocated_parameter = model.get_parameter(first_name)
+        for name in tied_names:
+            module_name, _, attribute = name.rpartition(".")
+            setattr(model.get_submodule(module_name), attribute, allocated_parameter)
 
 
 def read_weights(
