@@ -80,7 +80,8 @@ def _rename_fields(message: Message) -> Message:
             wrap_call(call) if isinstance(call, str) else [{"type": "function", "function": call}]
         )
     role = renamed.get("role")
-    return renamed | ({"role": ROLES[role]} if role in ROLES else {})
+    # `wrong_shape` reports a role that is not text.
+    return renamed | ({"role": ROLES[role]} if isinstance(role, str) and role in ROLES else {})
 
 
 def _has_name(call: Any) -> bool:

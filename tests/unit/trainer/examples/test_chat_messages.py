@@ -179,6 +179,10 @@ RENAMED: dict[str, tuple[Any, Any]] = {
         [{"role": "tool", "content": "7", "from": "it"}],
         [{"role": "tool", "content": "7", "from": "it"}],
     ),
+    "roles that are not text": (
+        [{"role": ["human"], "content": "hi"}, {"from": {"name": "gpt"}, "value": "ho"}],
+        [{"role": ["human"], "content": "hi"}, {"role": {"name": "gpt"}, "content": "ho"}],
+    ),
     "no messages": (["hi", {"to": "you"}], ["hi", {"to": "you"}]),
     "text": ("hi", "hi"),
 }
