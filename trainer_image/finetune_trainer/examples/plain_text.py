@@ -10,8 +10,8 @@ read directly. A number in JSON lines is learned as it is written. Other formats
 - A date is 2026-11-25; a time has up to six digits of a second, 2026-11-25 21:04:05.5, in UTC.
 - A duration is the integer in the file.
 
-Numbers in lists and structures stay numbers, with the digits of this rule: the float 18.0 becomes the integer 18. Dates and times in them
-become texts.
+Numbers and durations in lists and structures stay numbers, with the digits of this rule: the float 18.0 becomes the integer 18. Dates and
+times in them become texts.
 """
 
 from __future__ import annotations
@@ -129,9 +129,8 @@ def write_column(values: pa.Array) -> list[str | None]:
         values = values.storage
     if pa.types.is_duration(values.type):
         values = values.cast(pa.int64())
-    if pa.types.is_timestamp(values.type) and values.type.unit == "ns":
-        # NB: nanoseconds are cut, since Python's times end with microseconds, and so do Spark's.
-        values = values.cast(pa.timestamp("us", values.type.tz), safe=False)
+    if _is_nanoseconds(values.type):
+        values = _cut_nanoseconds(values)
     if pa.types.is_floating(values.type):
         floats = values.to_numpy(zero_copy_only=False)
         return [None if value is None else write(value) for value in floats]
@@ -160,12 +159,36 @@ def _find_simplification(kind: pa.DataType) -> Callable[[Any], Any] | None:
     if is_list(kind):
         element = _find_simplification(kind.value_type)
         return None if element is None else lambda values: [_apply(element, value) for value in values]
+    return _find_value_simplification(kind)
+
+
+def _find_value_simplification(kind: pa.DataType) -> Callable[[Any], Any] | None:
+    """Return a function as `_find_simplification` does, for a type whose values have no parts."""
+    import pyarrow as pa
+
     if pa.types.is_floating(kind):
         # The digits depend on the type, and `to_pylist` returns Python's floats.
         return lambda number: _read_number(write(kind.to_pandas_dtype()(number)))
     if pa.types.is_decimal(kind):
         return lambda number: _read_number(write(number))
+    if pa.types.is_duration(kind):
+        return lambda duration: pa.scalar(duration, kind).value
+    if _is_nanoseconds(kind):
+        return lambda time: write(_cut_nanoseconds(pa.scalar(time, kind)).as_py())
     return write if pa.types.is_date(kind) or pa.types.is_timestamp(kind) else None
+
+
+def _is_nanoseconds(kind: pa.DataType) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_timestamp(kind) and kind.unit == "ns")
+
+
+def _cut_nanoseconds(times: Any) -> Any:
+    """Return times in microseconds, an array or a scalar: Python's times end with microseconds, and so do Spark's."""
+    import pyarrow as pa
+
+    return times.cast(pa.timestamp("us", times.type.tz), safe=False)
 
 
 def is_list(kind: pa.DataType) -> bool:

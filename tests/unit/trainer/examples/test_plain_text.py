@@ -7,6 +7,7 @@ from decimal import Decimal
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from finetune_trainer.examples import plain_text
@@ -39,3 +40,33 @@ TEXTS: dict[str, tuple[Any, str | None]] = {
 def test_what_is_written(value: Any, expected: str | None) -> None:
     assert plain_text.is_plain(value) or isinstance(value, np.floating)
     assert plain_text.write(value) == expected
+
+
+# Integers of a type in lists and structures, and what is learned of them.
+NESTED: dict[str, tuple[pa.DataType, list[int], list[Any]]] = {
+    "nanoseconds": (
+        pa.timestamp("ns"),
+        [1_500_000_001, -1_999],
+        ["1970-01-01 00:00:01.5", "1969-12-31 23:59:59.999999"],
+    ),
+    "nanoseconds elsewhere": (pa.timestamp("ns", "Asia/Tokyo"), [1_500_000_001], ["1970-01-01 00:00:01.5"]),
+    "microseconds": (pa.timestamp("us"), [1_500_000], ["1970-01-01 00:00:01.5"]),
+    **{
+        f"durations in {unit}": (pa.duration(unit), [1_500_000_001, -1], [1_500_000_001, -1])
+        for unit in ("s", "ms", "us", "ns")
+    },
+}
+
+
+@pytest.mark.parametrize(("kind", "stored", "expected"), NESTED.values(), ids=NESTED)
+def test_times_and_durations_in_lists_and_structures(
+    kind: pa.DataType, stored: list[int], expected: list[Any]
+) -> None:
+    """They are the same at any depth, and the texts of a column of the type are the same too."""
+    values = pa.array([*stored, None], kind)
+    lists = pa.ListArray.from_arrays([0, len(values)], values)
+    structures = pa.StructArray.from_arrays([values, lists.take([0] * len(values))], ["each", "all"])
+    assert plain_text.list_structures(structures) == [
+        {"each": value, "all": [*expected, None]} for value in [*expected, None]
+    ]
+    assert plain_text.write_column(values) == [*map(str, expected), None]
