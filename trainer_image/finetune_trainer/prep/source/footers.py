@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
-from pyspark.sql.types import StructField, StructType
+from pyspark.sql.types import DataType, StructField, StructType
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 NANOSECONDS_AS_LONG = "spark.sql.legacy.parquet.nanosAsLong"
 """The setting with which Spark reads times in nanoseconds, as integers."""
 _MAX_THREADS = 16
+# Parts of the text of a type of Parquet: of times in nanoseconds, and of those that are in UTC.
+_NANOSECONDS = "TIMESTAMP(NANOS"
+_IN_UTC = f"{_NANOSECONDS},true"
 # Spark's type of times of day in the JSON of a schema: Spark converts the type, but cannot read its values from a file.
 _TIME_OF_DAY = re.compile(r'"time\(\d\)"')
 
@@ -29,12 +32,12 @@ class Footer:
     """The columns of a Parquet file.
 
     schema: the columns that Spark reads; times in nanoseconds are integers here.
-    nanoseconds: for each column with times in nanoseconds, whether the times are in UTC.
+    times: for each column with times in nanoseconds, its type with times in place of these integers.
     unreadable: for each column that Spark does not read, its type in Parquet.
     """
 
     schema: StructType
-    nanoseconds: dict[str, bool]
+    times: dict[str, DataType]
     unreadable: dict[str, str]
 
 
@@ -64,7 +67,8 @@ def _read(spark: SparkSession, file: str, options: Mapping[str, str]) -> Footer:
     settings.setConfString(NANOSECONDS_AS_LONG, "true")
     converter = catalyst.ParquetToSparkSchemaConverter(settings)
     fields: list[StructField] = []
-    nanoseconds, unreadable = {}, {}
+    times: dict[str, DataType] = {}
+    unreadable: dict[str, str] = {}
     for position in range(parquet_schema.getFieldCount()):
         column = parquet_schema.getType(position)
         name, text = column.getName(), str(column.toString())
@@ -75,10 +79,29 @@ def _read(spark: SparkSession, file: str, options: Mapping[str, str]) -> Footer:
             unreadable[name] = re.sub("^(optional|required|repeated) ", "", text).replace(f" {name}", "", 1)
             continue
         fields += converted.fields
-        # The text has TIMESTAMP(NANOS,true) if the times are in UTC.
-        if "TIMESTAMP(NANOS" in text and column.isPrimitive():
-            nanoseconds[name] = "NANOS,true" in text
-    return Footer(StructType(fields), nanoseconds, unreadable)
+        if _NANOSECONDS in text:
+            in_microseconds = _convert(
+                converter, parquet.schema.MessageType("column", [_with_microseconds(parquet.schema, column)])
+            )
+            times |= {field.name: field.dataType for field in in_microseconds or ()}
+    return Footer(StructType(fields), times, unreadable)
+
+
+def _with_microseconds(parquet_types: Any, column: Any) -> Any:
+    """Return a type of Parquet with times in microseconds in place of times in nanoseconds.
+
+    parquet_types: the JVM's package org.apache.parquet.schema.
+    """
+    if not column.isPrimitive():
+        fields = (_with_microseconds(parquet_types, field) for field in column.getFields())
+        return column.withNewFields([*fields])
+    text = str(column.toString())
+    if _NANOSECONDS not in text:
+        return column
+    annotation = parquet_types.LogicalTypeAnnotation
+    microseconds = annotation.timestampType(_IN_UTC in text, annotation.TimeUnit.MICROS)
+    builder = parquet_types.Types.primitive(column.getPrimitiveTypeName(), column.getRepetition())
+    return getattr(builder, "as")(microseconds).named(column.getName())
 
 
 def _convert(converter: Any, parquet_schema: Any) -> StructType | None:

@@ -18,6 +18,7 @@ from pyspark.sql.types import (
     FloatType,
     IntegerType,
     LongType,
+    MapType,
     ShortType,
     StructField,
     StructType,
@@ -41,7 +42,7 @@ from finetune_trainer.prep.spark import session
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from pyspark.sql import DataFrame, DataFrameReader, SparkSession
+    from pyspark.sql import Column, DataFrame, DataFrameReader, SparkSession
 
     from finetune_trainer.prep.source.footers import Footer
 
@@ -122,7 +123,7 @@ def _union(reader: DataFrameReader, files: Mapping[str, Footer]) -> DataFrame:
     groups: dict[str, list[str]] = {}
     columns: dict[str, StructField] = {}
     for file, footer in files.items():
-        groups.setdefault(f"{footer.schema.json()}{footer.nanoseconds}", []).append(file)
+        groups.setdefault(f"{footer.schema.json()}{footer.times}", []).append(file)
     frames, first_files = [], []
     for group in groups.values():
         first_file, *_ = group
@@ -144,10 +145,36 @@ def _union(reader: DataFrameReader, files: Mapping[str, Footer]) -> DataFrame:
 
 def _with_times(frame: DataFrame, footer: Footer) -> DataFrame:
     """Convert integers that are nanoseconds to times, truncated to microseconds."""
-    for name, is_utc in footer.nanoseconds.items():
-        time = sf.timestamp_micros(sf.expr(f"{quoted(name)} div 1000"))
-        frame = frame.withColumn(name, time if is_utc else time.cast("timestamp_ntz"))
-    return frame
+    return frame.withColumns(
+        {
+            name: _to_times(sf.col(quoted(name)), footer.schema[name].dataType, kind)
+            for name, kind in footer.times.items()
+        }
+    )
+
+
+def _to_times(value: Column, stored: DataType, kind: DataType) -> Column:
+    """Convert the nanoseconds in a value of type `stored`: the result has type `kind`, which has times in place of them."""
+    match stored, kind:
+        case _ if stored == kind:
+            times = value
+        case StructType(), StructType():
+            fields = (
+                _to_times(value[name], stored[name].dataType, kind[name].dataType).alias(name)
+                for name in kind.names
+            )
+            times = sf.when(value.isNotNull(), sf.struct(*fields))
+        case ArrayType(), ArrayType():
+            times = sf.transform(value, lambda item: _to_times(item, stored.elementType, kind.elementType))
+        case MapType(), MapType():
+            times = sf.transform_values(
+                value, lambda _, item: _to_times(item, stored.valueType, kind.valueType)
+            )
+        case _:
+            # NB: with `/`, the nanoseconds would become a float.
+            microseconds = sf.call_function("div", value, sf.lit(1000))
+            times = sf.timestamp_micros(microseconds).cast(kind)
+    return times
 
 
 def _with_refusals(frame: DataFrame, files: Mapping[str, Footer]) -> DataFrame:

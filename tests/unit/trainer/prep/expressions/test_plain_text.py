@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import struct
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
@@ -175,6 +175,9 @@ NUMBER = pa.struct(
         ("decimal", pa.decimal128(10, 2)),
         ("day", pa.date32()),
         ("map", pa.map_(pa.string(), pa.float64())),
+        ("length", pa.duration("ms")),
+        ("times", pa.list_(pa.timestamp("ns", "UTC"))),
+        ("a time", pa.map_(pa.string(), pa.timestamp("ns"))),
     ]
 )
 # Arguments of calls in Parquet, and what is learned of them.
@@ -185,6 +188,11 @@ STRUCTURES: list[tuple[dict[str, Any] | None, str]] = [
     ),
     ({"double": 12500000.0, "day": date(2024, 5, 1)}, '{"double": 12500000, "day": "2024-05-01"}'),
     ({"double": 0.0005, "float": float("nan")}, '{"double": 0.0005}'),
+    ({"length": timedelta(seconds=2)}, '{"length": 2000}'),
+    (
+        {"times": [1_714_564_800_500_000_001, None], "a time": {"a": 1_714_564_800_000_000_001}},
+        '{"times": ["2024-05-01 12:00:00.5", null], "a time": {"a": "2024-05-01 12:00:00"}}',
+    ),
     (
         {"double": 1e22, "map": {"a": 2.0, "b": 0.5}},
         '{"double": 1' + "0" * 22 + ', "map": {"a": 2, "b": 0.5}}',
@@ -205,7 +213,7 @@ def test_numbers_in_structures_of_parquet(spark: SparkSession, tmp_path: Path) -
     tools = [[{"name": "f", "arguments": one}] for one, _ in STRUCTURES]
     columns = {"messages": pa.array(rows, pa.list_(turn)), "tools": pa.array(tools, pa.list_(call))}
     pq.write_table(pa.table(columns), tmp_path / "a.parquet")
-    frame = files.frame(spark, "Parquet", [str(tmp_path)])
+    frame = files.frame(spark, "Parquet", [str(tmp_path / "a.parquet")])
     form = build_plan(
         recipe(columns={"type": "Messages", "tools": "tools"}), reader.find_conversations(frame)
     ).form
