@@ -124,22 +124,20 @@ def _union(reader: DataFrameReader, files: Mapping[str, Footer]) -> DataFrame:
     columns: dict[str, StructField] = {}
     for file, footer in files.items():
         groups.setdefault(f"{footer.schema.json()}{footer.times}", []).append(file)
-    frames, first_files = [], []
+    frames: dict[str, DataFrame] = {}
     for group in groups.values():
         first_file, *_ = group
         footer = files[first_file]
         frame = _with_times(reader.schema(footer.schema).load(group), footer)
         columns |= {field.name: field for field in frame.schema.fields}
-        frames.append(_without_empty_columns(frame) if len(groups) > 1 else frame)
-        first_files.append(first_file)
-    # The schemas of the frames, and a file of each, for messages.
-    (merged, first), *remaining = zip((frame.schema for frame in frames), first_files, strict=True)
-    for schema, file in remaining:
-        merged = _merge_fields(merged, schema, file, first)
+        frames[first_file] = _without_empty_columns(frame) if len(groups) > 1 else frame
+    merged = merge_schemas({file: frame.schema for file, frame in frames.items()})
     # A column that is empty in every file has been left out: it gets the type that it has in one of the files.
     empty = columns.keys() - {*merged.fieldNames()}
     merged = StructType([*merged.fields, *(field for name, field in columns.items() if name in empty)])
-    frame = reduce(lambda union, part: union.unionByName(part), (frame.to(merged) for frame in frames))
+    frame = reduce(
+        lambda union, part: union.unionByName(part), (frame.to(merged) for frame in frames.values())
+    )
     return _with_refusals(frame, files)
 
 
@@ -229,36 +227,91 @@ def _without_empty_columns(frame: DataFrame) -> DataFrame:
     return frame.select(*(quoted(name) for name, count in counts.asDict().items() if count))
 
 
-def _merge_fields(
-    left_type: StructType, right_type: StructType, file: str, first: str, prefix: str = ""
-) -> StructType:
-    """Return the fields of both types; `prefix` precedes the names of the fields in messages, see `_merge_types`."""
+class _ConflictError(Exception):
+    """No type can represent the values of both types of a column or a field.
+
+    path: the name of the column, then the names of the fields that lead to the field.
+    """
+
+    def __init__(self, path: tuple[str, ...]) -> None:
+        super().__init__(path)
+        self.path = path
+
+
+def merge_schemas(schemas: Mapping[str, StructType]) -> StructType:
+    """Return the columns and fields of all files, each with the type that can represent its values in all files.
+
+    Args:
+        schemas: the schema of each file.
+
+    Raises:
+        DataError: the types of a column or a field in two files cannot be widened to one type without loss.
+    """
+    merged = StructType()
+    for file, schema in schemas.items():
+        try:
+            merged = _merge_fields(merged, schema, ())
+        except _ConflictError as conflict:
+            raise _build_conflict_error(conflict.path, file, schemas) from None
+    return merged
+
+
+def _build_conflict_error(path: tuple[str, ...], file: str, schemas: Mapping[str, StructType]) -> DataError:
+    """Return the error of a column or a field whose type in a file conflicts with its type in an earlier file."""
+    all_types = {name: _find_type(schema, path) for name, schema in schemas.items()}
+    types = {name: kind for name, kind in all_types.items() if kind is not None}
+    kind = types[file]
+    # NB: an earlier file may have a type that could be widened to the type in this file.
+    other_file, other_kind = next(
+        (name, other_kind) for name, other_kind in types.items() if not _can_merge(other_kind, kind)
+    )
+    return DataError(
+        "WrongColumnType",
+        f"column {'.'.join(path)} holds {kind.simpleString()} in {as_named(file)}, and {other_kind.simpleString()} in "
+        f"{as_named(other_file)}: write the column with one type in all files",
+    )
+
+
+def _find_type(kind: DataType, path: tuple[str, ...]) -> DataType | None:
+    """Return the type of a column or a field; None if the type `kind` does not have it. A path leads into the elements of lists."""
+    for name in path:
+        while isinstance(kind, ArrayType):
+            kind = kind.elementType
+        if not isinstance(kind, StructType) or name not in kind.names:
+            return None
+        kind = kind[name].dataType
+    return kind
+
+
+def _can_merge(left_type: DataType, right_type: DataType) -> bool:
+    try:
+        _merge_types(left_type, right_type, ())
+    except _ConflictError:
+        return False
+    return True
+
+
+def _merge_fields(left_type: StructType, right_type: StructType, path: tuple[str, ...]) -> StructType:
+    """Return the fields of both types; `path` leads to them, see `_ConflictError`."""
     right_types = {field.name: field.dataType for field in right_type.fields}
     fields = []
     for field in left_type.fields:
         kind = field.dataType
         if field.name in right_types:
-            kind = _merge_types(kind, right_types.pop(field.name), file, first, f"{prefix}{field.name}")
+            kind = _merge_types(kind, right_types.pop(field.name), (*path, field.name))
         fields.append(StructField(field.name, kind))
     return StructType([*fields, *(StructField(name, kind) for name, kind in right_types.items())])
 
 
-def _merge_types(left_type: DataType, right_type: DataType, file: str, first: str, name: str) -> DataType:
-    """Return the type that can represent the values of both types without loss.
-
-    For messages, `first` is the first file, `file` has `right_type`, and `name` is the column or the path of a field in it.
-    """
+def _merge_types(left_type: DataType, right_type: DataType, path: tuple[str, ...]) -> DataType:
+    """Return the type that can represent the values of both types without loss; `path` leads to the values."""
     if left_type == right_type:
         return left_type
     if isinstance(left_type, StructType) and isinstance(right_type, StructType):
-        return _merge_fields(left_type, right_type, file, first, f"{name}.")
+        return _merge_fields(left_type, right_type, path)
     if isinstance(left_type, ArrayType) and isinstance(right_type, ArrayType):
-        return ArrayType(_merge_types(left_type.elementType, right_type.elementType, file, first, name))
+        return ArrayType(_merge_types(left_type.elementType, right_type.elementType, path))
     for widening in _WIDENED:
         if left_type in widening and right_type in widening:
             return widening[max(widening.index(left_type), widening.index(right_type))]
-    raise DataError(
-        "WrongColumnType",
-        f"column {name} holds {right_type.simpleString()} in {as_named(file)}, and {left_type.simpleString()} in {as_named(first)} and "
-        "others: write the column with one type in all files",
-    )
+    raise _ConflictError(path)

@@ -209,6 +209,7 @@ def test_files_of_partitions_with_other_types(spark: SparkSession, tmp_path: Pat
 def test_types_that_no_type_holds_are_refused_with_their_files(spark: SparkSession, tmp_path: Path) -> None:
     for name, value in {"a": 2**40, "b": "x"}.items():
         pq.write_table(pa.table({"m": [{"of": value}]}), tmp_path / f"{name}.parquet")
+    pq.write_table(pa.table({"n": [1]}), tmp_path / "0.parquet")
     reason, sentence = failed(spark, tmp_path, type="Parquet", path=str(tmp_path))
     assert reason == "WrongColumnType"
     first, second = sorted(
@@ -216,7 +217,7 @@ def test_types_that_no_type_holds_are_refused_with_their_files(spark: SparkSessi
         key=lambda pair: f" in {pair[0]}, and " not in sentence,
     )
     assert sentence == (
-        f"column m.of holds {first[1]} in {first[0]}, and {second[1]} in {second[0]} and others: write the column with one type in all files"
+        f"column m.of holds {first[1]} in {first[0]}, and {second[1]} in {second[0]}: write the column with one type in all files"
     )
 
 
