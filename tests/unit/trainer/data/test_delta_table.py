@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
 from finetune_crds.data import Splits
-from finetune_trainer.pod.exit_status import TrainingError
+from finetune_trainer.pod.exit_status import DataError, TrainingError
 from finetune_trainer.train.data import delta_table, read
 from support.http_server import Answer, serving
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_a_table_has_columns_that_its_files_lack(tmp_path: Path) -> None:
@@ -44,3 +41,20 @@ def test_a_store_that_refuses_is_not_a_missing_version(monkeypatch: pytest.Monke
             delta_table.open_table(Splits(type="Delta", path="s3://bucket/table", version=3))
     assert raised.value.reason == "DataUnreadable"
     assert raised.value.message.startswith("the Delta table s3://bucket/table cannot be read: ")
+
+
+def test_a_file_of_a_table_with_text_that_is_not_utf8(tmp_path: Path) -> None:
+    """The error names the remedy for a table: a user cannot write a single file of a table again."""
+    from deltalake import DeltaTable, write_deltalake
+
+    place = tmp_path / "table"
+    write_deltalake(place, pa.table({"split": ["train"], "text": ["é"]}))
+    file = Path(*DeltaTable(place).file_uris())
+    # Arrow reads the text as it is stored; only its conversion to Python fails.
+    file.write_bytes(file.read_bytes().replace("é".encode(), b"\xff\xff"))
+    with pytest.raises(DataError) as error:
+        list(read.read(Splits(type="Delta", path=str(place)), "train", ["text"]))
+    assert error.value.message == (
+        f"the split train of {place} cannot be read ('utf-8' codec can't decode byte 0xff in position 0: invalid start byte): restore the "
+        "table"
+    )

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from finetune_crds.data import Splits
 
 _MAX_MESSAGE_CHARS = 300
+# What to do about a corrupt file of a table, for messages.
+_REMEDY = "restore the table"
 
 
 def open_table(splits: Splits) -> Any:
@@ -87,8 +89,6 @@ def read_rows(
         # The value of each column if the file lacks it: that of the partition, or null if the column was added after the file.
         partition = ds.get_partition_keys(fragment.partition_expression)
         absent = {column: partition.get(column) for column in columns}
-        batches = read_batches(
-            fragment.open, columns, where, "restore the table", label=label, only=name, absent=absent
-        )
+        batches = read_batches(fragment.open, columns, where, _REMEDY, label=label, only=name, absent=absent)
         for batch in batches:
-            yield from convert_batch(batch, f"the split {name} of {splits.path}", may_be_null, label)
+            yield from convert_batch(batch, f"the split {name} of {splits.path}", _REMEDY, may_be_null, label)

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     import pyarrow.parquet as pq
     from fsspec import AbstractFileSystem
 
+# What to do about a corrupt file of a split, for messages.
+_REMEDY = "write it again"
+
 
 def find_columns(files: AbstractFileSystem, paths: list[str], nullable: set[str]) -> set[str]:
     """Return which of the `nullable` columns a Parquet file may lack: those that at least one file has.
@@ -40,9 +43,7 @@ def find_columns(files: AbstractFileSystem, paths: list[str], nullable: set[str]
 def read_schemas(files: AbstractFileSystem, paths: list[str]) -> Iterator[pa.Schema]:
     """Yield the schema of each file."""
     for path in paths:
-        with open_parquet(
-            partial(files.open, path), format_address(files, path), "write it again"
-        ) as parquet:
+        with open_parquet(partial(files.open, path), format_address(files, path), _REMEDY) as parquet:
             yield parquet.schema_arrow
 
 
@@ -64,12 +65,12 @@ def read_rows(
         lambda: files.open(file),
         columns,
         where,
-        "write it again",
+        _REMEDY,
         label=label,
         absent=dict.fromkeys(optional),
     )
     for batch in batches:
-        yield from convert_batch(batch, where, may_be_null, label)
+        yield from convert_batch(batch, where, _REMEDY, may_be_null, label)
 
 
 def read_batches(
@@ -129,15 +130,22 @@ def _check_codecs(metadata: pq.FileMetaData, columns: list[str], where: str) -> 
 
 
 def convert_batch(
-    batch: pa.RecordBatch, where: str, may_be_null: Container[str | None], label: str | None
+    batch: pa.RecordBatch, where: str, remedy: str, may_be_null: Container[str | None], label: str | None
 ) -> Iterator[Rows]:
     """Yield a batch as lists of Python values, unless it is empty.
+
+    Args:
+        batch: the rows.
+        where: the address of the rows for messages.
+        remedy: what to do about a corrupt file, for messages.
+        may_be_null: columns in which a row may have no value.
+        label: the column whose values stay as they are.
 
     Raises:
         DataError: a value is null in a column that is not in `may_be_null`, or the file is corrupt.
     """
     if batch.num_rows:
-        with name_corruption(where, "write it again"):
+        with name_corruption(where, remedy):
             columns = {
                 name: _convert_array(batch.column(name), is_label=name == label)
                 for name in batch.schema.names
