@@ -10,6 +10,7 @@ from finetune_trainer.train.model.memory.estimate import count_shards, estimate
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from finetune_crds.distributed import Distributed
     from finetune_crds.recipe import Recipe
     from finetune_crds.training import Training
     from finetune_trainer.train.model.memory.model_shape import Shape
@@ -41,11 +42,11 @@ def suggest_changes(shape: Shape, recipe: Recipe, world: World, *, row_tokens: i
         fitted_shape: Shape = shape,
         training: Training = training,
         batch_size: int = training.per_device_batch_size,
+        distributed: Distributed = recipe.distributed,
     ) -> bool:
         """Whether the job fits with these changes, if it recomputes as much as the model supports."""
-        changed_recipe = recipe.model_copy(
-            update={"training": training.model_copy(update={"per_device_batch_size": batch_size})}
-        )
+        changed_training = training.model_copy(update={"per_device_batch_size": batch_size})
+        changed_recipe = recipe.model_copy(update={"training": changed_training, "distributed": distributed})
         needed_memory = estimate(
             fitted_shape, changed_recipe, shards=shards, row_tokens=row_tokens, recompute=recompute
         )
@@ -58,13 +59,15 @@ def suggest_changes(shape: Shape, recipe: Recipe, world: World, *, row_tokens: i
     if training.per_device_batch_size > 1 and fits(shards, batch_size=1):
         addition = " with activationCheckpointing Full" if recompute == "Full" else ""
         suggestions.append(f"training.perDeviceBatchSize 1{addition}")
-    if recipe.distributed.strategy != "FSDP" and fits(world.size):
+    # NB: not only the number of shards depends on the strategy, but also the precision in which gradients accumulate.
+    with_fsdp = recipe.distributed.model_copy(update={"strategy": "FSDP"})
+    if recipe.distributed.strategy != "FSDP" and fits(world.size, distributed=with_fsdp):
         suggestions.append("distributed.strategy FSDP")
     # Powers of two times the ranks, up to 2,048 times as many.
     ranks = world.size
     while ranks <= 1024 * world.size:
         ranks *= 2
-        if fits(ranks):
+        if fits(ranks, distributed=with_fsdp):
             suggestions.append(f"{ranks} ranks with FSDP")
             break
     if recipe.method.type == "Full":
