@@ -27,7 +27,7 @@ KINDS = ("parameters", "gradients", "optimizer", "gathered", "activations", "wor
 # The CUDA caching allocator allocates multiples of this many bytes.
 _BLOCK_BYTES = 512
 _COLLECTIVE_NAMESPACES = ("c10d", "_c10d_functional")
-_NOT_COLLECTIVES = {"wait_tensor", "barrier", "monitored_barrier_"}
+_NOT_COLLECTIVES = {"wait_tensor", "_wrap_tensor_autograd", "barrier", "monitored_barrier_"}
 # The collective that each of torch's operators runs.
 _COLLECTIVE_KINDS = {
     "_allgather_base_": "all-gather",
@@ -155,9 +155,10 @@ class Accounting(TorchDispatchMode):
         name = func.name().split("::")[1].split(".")[0]
         if name in _NOT_COLLECTIVES:
             return
-        # FSDP passes the output as the first argument.
         if _COLLECTIVE_KINDS.get(name) == "all-gather":
-            self._kinds.setdefault(self._track(args[0].untyped_storage()), "gathered")
+            # NB: FSDP also passes the output as the first argument, but DTensor passes only the input.
+            gathered = next(value for value in tree_iter(output) if isinstance(value, torch.Tensor))
+            self._kinds.setdefault(self._track(gathered.untyped_storage()), "gathered")
         sizes = [value.nbytes for value in tree_iter((args, output)) if isinstance(value, torch.Tensor)]
         self._collective_sizes[_COLLECTIVE_KINDS.get(name, name)].append(max(sizes))
 
