@@ -336,6 +336,7 @@ def test_training_stops_when_evaluation_no_longer_gets_better(
     assert outcome.code == 0, outcome
     assert list(outcome.losses) == [4, 6]
     assert "stopping early: the evaluation loss did not fall for 3 evaluations" in outcome.output
+    assert re.search(r"step 6/50 .* eta 0s\n", outcome.output)
 
 
 def test_a_loss_that_is_not_finite_ends_the_attempt_and_no_checkpoint_holds_it(

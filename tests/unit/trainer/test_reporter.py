@@ -105,6 +105,17 @@ def test_reports_come_every_log_steps_and_after_the_last_step(setup: Setup) -> N
     assert [step for step in range(1, 6) if setup.reporter.is_due(step)] == [2, 4, 5]
 
 
+def test_no_time_remains_after_an_early_stop(setup: Setup, capsys: pytest.CaptureFixture[str]) -> None:
+    """The save, the evaluation and the delivery follow, while the job still shows the time that was reported last."""
+    take_step(setup, loss=8.0, metrics=(2.0, 4.0), seconds=3.0)
+    setup.reporter.log_early_stop(1, 3)
+    assert setup.logged.entries == [(1, {contract.METRIC_SECONDS_REMAINING: 0.0})]
+    assert capsys.readouterr().out == ("stopping early: the evaluation loss did not fall for 3 evaluations\n")
+    # The last steps are reported after the run has stopped.
+    report = setup.reporter.close_window(1, learning_rate=1e-3, grad_norm=lambda: 0.5)
+    assert report.seconds_remaining == 0.0
+
+
 def test_a_report_is_the_mean_of_its_window(setup: Setup, capsys: pytest.CaptureFixture[str]) -> None:
     take_step(setup, loss=8.0, metrics=(2.0, 4.0), seconds=3.0)
     take_step(setup, loss=4.0, metrics=(4.0, 2.0), seconds=1.0)

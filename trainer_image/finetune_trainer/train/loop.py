@@ -144,8 +144,7 @@ class Loop:
         if self.evaluator.should_keep(before, loss):
             self._checkpoint(best=True)
         if self.evaluator.should_stop(self.progress):
-            evaluations = self.progress.evals_without_gain
-            self.world.say(f"stopping early: the evaluation loss did not fall for {evaluations} evaluations")
+            self.reporter.log_early_stop(self.progress.step, self.progress.evals_without_gain)
 
     def _evaluate(self) -> float:
         loss = self.evaluator.compute_loss(self._stop_if_requested)

@@ -92,6 +92,8 @@ class Reporter:
         self._world = world
         self._tracker = tracker
         self._max_steps = max_steps
+        # The step at which the run ends; an early stop changes it.
+        self._last_step = max_steps
         self._log_steps = log_steps
         self._objective = network.objective
         self._flops = speed.Flops(network)
@@ -196,7 +198,7 @@ class Reporter:
             grad_norm=norm,
             loss_scale=loss_scale(),
             tokens_per_second=window.tokens / max(window.seconds, 1e-9),
-            seconds_remaining=(self._max_steps - step) * window.seconds / window.steps,
+            seconds_remaining=(self._last_step - step) * window.seconds / window.steps,
             mfu=self._compute_mfu(window),
             memory=self._world.max_over_ranks(speed.read_peak_memory(self._world.device)),
         )
@@ -251,6 +253,17 @@ class Reporter:
         self._tracker.metrics(
             step, {contract.METRIC_EVAL_LOSS: loss, contract.METRIC_EVAL_PERPLEXITY: perplexity}
         )
+
+    def log_early_stop(self, step: int, evaluations: int) -> None:
+        """Print that the run stops early after this step, and log that no time remains.
+
+        Args:
+            step: the last step of the run.
+            evaluations: the number of evaluations whose loss did not fall.
+        """
+        self._last_step = step
+        self._world.say(f"stopping early: the evaluation loss did not fall for {evaluations} evaluations")
+        self._tracker.metrics(step, {contract.METRIC_SECONDS_REMAINING: 0.0})
 
     def log_final_evaluation(self, step: int, loss: float, perplexity: float | None) -> None:
         """Log the evaluation of the weights that are exported."""
