@@ -208,6 +208,25 @@ def test_virtual_tokens_compute_as_those_of_peft(base_model: Path, world: World,
     assert (logits - without).abs().max() > 1e-2
 
 
+def test_a_prompt_without_tokens_is_refused() -> None:
+    """Many tokenizers ignore spaces between words."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import Whitespace
+    from transformers import PreTrainedTokenizerFast
+
+    words = Tokenizer(WordLevel({"red": 0, "house": 1}))
+    words.pre_tokenizer = Whitespace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words)
+    prompt = SoftPrompt(virtual_tokens=3, init_text="red house")
+    assert adapt.choose_prompt_tokens(prompt, tokenizer, 0).tolist() == [0, 1, 0]
+    with pytest.raises(RecipeRefusedError) as refused:
+        adapt.choose_prompt_tokens(SoftPrompt(virtual_tokens=3, init_text=" \t"), tokenizer, 0)
+    assert refused.value.message == (
+        "method.softPrompt.initText ' \\t' has no tokens in the tokenizer of the model: write a text with words, or remove initText"
+    )
+
+
 def test_a_padded_row_under_virtual_tokens_gives_what_it_gives_alone(base_model: Path, world: World) -> None:
     recipe = networks.recipe(
         base_model, method={"type": "PrefixTuning", "softPrompt": {"virtualTokens": 5}}, packing=False

@@ -262,10 +262,18 @@ def choose_prompt_tokens(prompt: SoftPrompt, tokenizer: PreTrainedTokenizerBase,
 
     The tokens of initText, repeated; without initText, a sample of the vocabulary, by the seed (Lester et al.,
     arXiv:2104.08691, section 3.2, find both better than random values).
+
+    Raises:
+        RecipeRefusedError: initText has no tokens.
     """
     if prompt.init_text:
         ids = tokenizer(prompt.init_text, add_special_tokens=False)["input_ids"]
-        rounds = math.ceil(prompt.virtual_tokens / max(1, len(ids)))
+        if not ids:
+            raise RecipeRefusedError(
+                f"method.softPrompt.initText {prompt.init_text!r:.40} has no tokens in the tokenizer of the model: write a text with words, or "
+                "remove initText"
+            )
+        rounds = math.ceil(prompt.virtual_tokens / len(ids))
         return torch.tensor((ids * rounds)[: prompt.virtual_tokens])
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(len(tokenizer), (prompt.virtual_tokens,), generator=generator)
