@@ -168,7 +168,7 @@ def test_the_run_says_while_checkpoints_cannot_be_written(
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    def told() -> str:
+    def read_checkpoint_error() -> str:
         tags = mlflow.client().get_run(mlflow.run_id).data.tags
         return str(tags[contract.TAG_CHECKPOINT_ERROR])
 
@@ -176,11 +176,11 @@ def test_the_run_says_while_checkpoints_cannot_be_written(
         patch.setattr(CheckpointFolder, "publish", full)
         outcome = pod.run_here(capsys)
     assert (outcome.code, kept(pod)) == (0, [])
-    assert "the checkpoint of step 3 could not be written" in told()
-    assert "No space left on device" in told()
+    assert "the checkpoint of step 3 could not be written" in read_checkpoint_error()
+    assert "No space left on device" in read_checkpoint_error()
     outcome = pod.run_here(capsys)
     assert (outcome.code, kept(pod)) == (0, [2, 3])
-    assert told() == ""
+    assert read_checkpoint_error() == ""
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

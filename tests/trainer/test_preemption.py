@@ -35,12 +35,12 @@ def asked_at(
     """Send SIGTERM to this process at the beginning of a call."""
     call: Any = getattr(where, name)
 
-    def asked(*args: Any, **options: Any) -> Any:
+    def call_after_request(*args: Any, **options: Any) -> Any:
         if when(*args):
             signal.raise_signal(signal.SIGTERM)
         return call(*args, **options)
 
-    monkeypatch.setattr(where, name, asked)
+    monkeypatch.setattr(where, name, call_after_request)
 
 
 def test_sigterm_is_acted_on_wherever_a_rank_is(pod: Pod, capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from support.pods import Pod
 
 
-def told(folder: Path, rank: int, *, code: int, reason: str, when: int, origin: int | None = None) -> None:
+def write_error(
+    folder: Path, rank: int, *, code: int, reason: str, when: int, origin: int | None = None
+) -> None:
     """Leave a rank's message, as if said at `when`."""
     error = PodError(reason=reason, message=f"{reason}!", rank=origin)
     write_outcome(folder, rank, code, TerminationMessage(error=error))
@@ -39,14 +41,14 @@ def ended(rank: int, code: int, when: int) -> ProcessFailure:
 
 
 def test_the_rank_that_failed_first_speaks_for_the_pod(tmp_path: Path) -> None:
-    told(tmp_path, 0, code=1, reason="Broken", when=20)
-    told(tmp_path, 1, code=65, reason="MissingColumn", when=10)
+    write_error(tmp_path, 0, code=1, reason="Broken", when=20)
+    write_error(tmp_path, 1, code=65, reason="MissingColumn", when=10)
     code, message = describe(find_first_failure({0: ended(0, 1, 20), 1: ended(1, -15, 20)}, tmp_path))
     assert (code, message.error) == (65, PodError(reason="MissingColumn", message="MissingColumn!", rank=1))
 
 
 def test_the_loss_of_a_peer_is_never_the_cause(tmp_path: Path) -> None:
-    told(tmp_path, 0, code=1, reason="PeerLost", when=10)
+    write_error(tmp_path, 0, code=1, reason="PeerLost", when=10)
     code, message = describe(find_first_failure({0: ended(0, 1, 10), 1: ended(1, -9, 11)}, tmp_path))
     assert (code, message.error) == (
         137,
@@ -59,7 +61,7 @@ def test_the_loss_of_a_peer_is_never_the_cause(tmp_path: Path) -> None:
 
 
 def test_an_error_that_all_ranks_agreed_on_names_where_it_came_from(tmp_path: Path) -> None:
-    told(tmp_path, 0, code=64, reason="ModelNotFound", when=10, origin=3)
+    write_error(tmp_path, 0, code=64, reason="ModelNotFound", when=10, origin=3)
     code, message = describe(find_first_failure({0: ended(0, 64, 10)}, tmp_path))
     assert (code, message.error) == (64, PodError(reason="ModelNotFound", message="ModelNotFound!", rank=3))
 

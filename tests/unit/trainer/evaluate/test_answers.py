@@ -50,7 +50,7 @@ def loaded(folder: Path, base: Path) -> Any:
     )
 
 
-def asked(base: Path, prompts: list[str]) -> tuple[list[Question], Ending]:
+def build_questions(base: Path, prompts: list[str]) -> tuple[list[Question], Ending]:
     tokenizer = load_tokenizer(networks.recipe(base).model, base)
     ending = Ending(tokenizer, frozenset([int(tokenizer.eos_token_id)]))
     return [Question(tokenizer(prompt)["input_ids"], prompt, "") for prompt in prompts], ending
@@ -63,7 +63,7 @@ def prompts() -> list[str]:
 
 
 def test_answers_are_those_of_plain_greedy_generation(network: Network, talker: Path) -> None:
-    some, ending = asked(talker, prompts())
+    some, ending = build_questions(talker, prompts())
     answers = Decoding(ending, max_new_tokens=12, batch_size=4).answers(network, some, CPU)
     plain: Any = network.model
     for question, answer in zip(some, answers, strict=True):
@@ -74,7 +74,7 @@ def test_answers_are_those_of_plain_greedy_generation(network: Network, talker: 
 
 @pytest.mark.parametrize("kind", ["LoRA", "PromptTuning", "PrefixTuning"])
 def test_answers_do_not_depend_on_the_batch_size(talker: Path, tmp_path: Path, kind: str) -> None:
-    some, ending = asked(talker, prompts())
+    some, ending = build_questions(talker, prompts())
     with loaded(save_adapter(talker, tmp_path / "adapter", kind), talker) as network:
         by_size = [
             Decoding(ending, max_new_tokens=10, batch_size=size).answers(network, some, CPU)
@@ -85,7 +85,7 @@ def test_answers_do_not_depend_on_the_batch_size(talker: Path, tmp_path: Path, k
 
 
 def test_the_models_own_settings_of_sampling_do_not_count(network: Network, talker: Path) -> None:
-    some, ending = asked(talker, prompts()[:4])
+    some, ending = build_questions(talker, prompts()[:4])
     decoding = Decoding(ending, max_new_tokens=12, batch_size=4)
     usual = decoding.answers(network, some, CPU)
     config = network.base.generation_config
@@ -94,7 +94,7 @@ def test_the_models_own_settings_of_sampling_do_not_count(network: Network, talk
 
 
 def test_an_answer_has_the_room_that_the_context_leaves(network: Network, talker: Path) -> None:
-    some, ending = asked(talker, ["What is the red house? "])
+    some, ending = build_questions(talker, ["What is the red house? "])
     network.base.config.max_position_embeddings = len(some[0].tokens) + 3
     short = Decoding(ending, max_new_tokens=12, batch_size=4).answers(network, some, CPU)
     assert short == Decoding(ending, max_new_tokens=3, batch_size=4).answers(network, some, CPU)
@@ -107,7 +107,7 @@ def test_an_empty_prompt_is_the_beginning_of_a_text(
     network: Network, talker: Path, bos: int | None, begin: int
 ) -> None:
     """Or the end of one, where the tokenizer has no token for the beginning."""
-    (other_question,), ending = asked(talker, ["What is the red house? "])
+    (other_question,), ending = build_questions(talker, ["What is the red house? "])
     tokenizer = ending.tokenizer
     tokenizer.bos_token = None if bos is None else tokenizer.convert_ids_to_tokens(bos)
     assert tokenizer.eos_token_id == 0

@@ -78,7 +78,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], list[tuple[str, str] | No
 WRONG = {**ANSWER, "content": "The sky.", "weight": 0}
 
 
-def asked(tokenizer: PreTrainedTokenizerBase, rows: dict[str, Any], **how: Any) -> list[str | None]:
+def list_answers(tokenizer: PreTrainedTokenizerBase, rows: dict[str, Any], **how: Any) -> list[str | None]:
     """The answers that are asked for."""
     kind = "Messages" if "messages" in rows else "Preference"
     documents = Documents(tokenizer, Columns.model_validate({"type": kind, **how}), answers_only=True)
@@ -94,11 +94,15 @@ def test_an_answer_that_is_not_learned_is_no_reference(tokenizer: PreTrainedToke
         [{**ASKED, "weight": 0}, ANSWER],
     ]
     right = "The house is red.<|im_end|>\n"
-    assert asked(tokenizer, {"messages": conversations}) == [right, None, right]
+    assert list_answers(tokenizer, {"messages": conversations}) == [right, None, right]
     weighted_messages = [
         [{**turn, "weight": 0.5, "train": turn.get("weight")} for turn in turns] for turns in conversations
     ]
-    assert asked(tokenizer, {"messages": weighted_messages}, messageWeight="train") == [right, None, right]
+    assert list_answers(tokenizer, {"messages": weighted_messages}, messageWeight="train") == [
+        right,
+        None,
+        right,
+    ]
     # Training on last answers alone leaves out a conversation whose last one is not learned.
     columns = Columns.model_validate({"type": "Messages"})
     documents = Documents(tokenizer, columns, answers_only=True, last_only=True)
@@ -111,7 +115,7 @@ def test_an_answer_that_is_not_learned_is_no_reference(tokenizer: PreTrainedToke
 def test_the_turns_of_a_prompt_are_no_answers(tokenizer: PreTrainedTokenizerBase) -> None:
     prompt = [ASKED, WRONG, ASKED]
     rows = {"prompt": [prompt] * 2, "chosen": [[ANSWER], []], "rejected": [[AGAIN], [AGAIN]]}
-    assert asked(tokenizer, rows) == ["The house is red.<|im_end|>\n", None]
+    assert list_answers(tokenizer, rows) == ["The house is red.<|im_end|>\n", None]
 
 
 def test_the_chat_template_is_checked_once_for_many_rows(
@@ -120,7 +124,7 @@ def test_the_chat_template_is_checked_once_for_many_rows(
     checked: list[object] = []
     monkeypatch.setattr(chat_templates, "check_marks", checked.append)
     rows = {"prompt": ["What?"] * 9, "chosen": [[ANSWER]] * 9, "rejected": [[AGAIN]] * 9}
-    assert len(asked(tokenizer, rows)) == 9
+    assert len(list_answers(tokenizer, rows)) == 9
     assert len(checked) == 1
 
 

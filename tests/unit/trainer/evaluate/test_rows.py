@@ -130,7 +130,7 @@ def test_texts_have_a_loss_on_all_tokens(base_model: Path, splits: Path) -> None
     assert (len(loaded), len(loaded.questions), bool(loaded.split.loss_mask.all())) == (8, 0, True)
 
 
-def said(role: str, content: str = "The house is red.") -> dict[str, str]:
+def build_message(role: str, content: str = "The house is red.") -> dict[str, str]:
     return {"role": role, "content": content}
 
 
@@ -154,7 +154,11 @@ def conversations(
 
 
 def test_rows_without_a_question_have_a_loss_and_are_counted(base_model: Path, tmp_path: Path) -> None:
-    of = [said("user"), said("assistant")], [said("assistant")], [said("user")]
+    of = (
+        [build_message("user"), build_message("assistant")],
+        [build_message("assistant")],
+        [build_message("user")],
+    )
     loaded = load(conversations(base_model, tmp_path / "asked", {}, *of))
     assert (len(loaded), len(loaded.questions)) == (3, 1)
     assert loaded.summary == "3 read, 3 kept, 2 without a question"
@@ -171,7 +175,10 @@ DATED = (
 
 
 def test_jobs_of_other_days_evaluate_the_same_rows(base_model: Path, tmp_path: Path) -> None:
-    of = [[said("user", f"{number}?"), said("assistant", f"{number}!")] for number in range(12)]
+    of = [
+        [build_message("user", f"{number}?"), build_message("assistant", f"{number}!")]
+        for number in range(12)
+    ]
     job = conversations(base_model, tmp_path, {"limit": 4}, *of)
     dated = job.model.model_copy(update={"chat_template": ChatTemplate(type="Jinja", jinja=DATED)})
     job = job.model_copy(update={"model": dated})
@@ -183,7 +190,10 @@ def test_jobs_of_other_days_evaluate_the_same_rows(base_model: Path, tmp_path: P
 
 
 def test_a_row_that_the_template_refuses_is_named(base_model: Path, tmp_path: Path) -> None:
-    two = [[said("user"), said("assistant")], [said("assistant"), said("user")]]
+    two = [
+        [build_message("user"), build_message("assistant")],
+        [build_message("assistant"), build_message("user")],
+    ]
     job = conversations(base_model, tmp_path, {}, *two)
     user_first = (
         "{% if messages[0].role != 'user' %}{{ raise_exception('Roles must alternate.') }}{% endif %}" + DATED
@@ -200,7 +210,9 @@ def test_a_row_that_the_template_refuses_is_named(base_model: Path, tmp_path: Pa
 
 
 def test_metrics_of_answers_need_a_row_with_an_answer(base_model: Path, tmp_path: Path) -> None:
-    refused = conversations(base_model, tmp_path, {"metrics": ["Loss", "Accuracy", "F1"]}, [said("user")])
+    refused = conversations(
+        base_model, tmp_path, {"metrics": ["Loss", "Accuracy", "F1"]}, [build_message("user")]
+    )
     with pytest.raises(
         DataError,
         match=r"^no row of the split test has an answer .*\(1 read, 1 kept, 1 without a question\).* Accuracy, F1 compare",
@@ -231,7 +243,7 @@ NONE_LEFT: dict[str, tuple[list[str], dict[str, Any], str]] = {
 @pytest.mark.parametrize("case", NONE_LEFT)
 def test_rows_of_which_none_is_left_are_wrong_data(base_model: Path, tmp_path: Path, case: str) -> None:
     roles, training, remedy = NONE_LEFT[case]
-    some = [said(role) for role in roles]
+    some = [build_message(role) for role in roles]
     refused = conversations(base_model, tmp_path, {}, some, loss_on="Answer", **training)
     with pytest.raises(DataError) as error:
         load(refused)

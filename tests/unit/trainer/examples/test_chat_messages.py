@@ -202,10 +202,10 @@ def test_text_parts_without_a_text(part: Any) -> None:
 def test_weights_are_told_apart_from_messages() -> None:
     given = [True, False, 1, 0, 1.0, 0.0, "1", "0", " True", "FALSE", "1.0", "0.0", None]
     messages = [{"role": "assistant", "content": "a", "learned": value, "weight": 0} for value in given]
-    others = [turn | {"learned": value} for turn in said("s", "u") for value in (None, 0, 0.5, "no")]
+    others = [turn | {"learned": value} for turn in build_turns("s", "u") for value in (None, 0, 0.5, "no")]
     plain, learned = chat_messages.weighed([*messages, *others], "learned")
     assert plain == [{"role": "assistant", "content": "a", "weight": 0}] * len(given) + [
-        turn for turn in said("s", "u") for _ in range(4)
+        turn for turn in build_turns("s", "u") for _ in range(4)
     ]
     # Those of other roles say nothing.
     assert learned == [True, False] * 6 + [True] + [True] * len(others)
@@ -217,7 +217,7 @@ def test_what_is_no_weight(value: Any) -> None:
         ValueError,
         match=r"weight of message 2 is .*, but must be 1 \(the message is learned\) or 0 \(it is not\)",
     ):
-        chat_messages.weighed([*said("u"), {"role": "assistant", "weight": value}], "weight")
+        chat_messages.weighed([*build_turns("u"), {"role": "assistant", "weight": value}], "weight")
 
 
 def in_order(value: Any) -> str:
@@ -260,19 +260,27 @@ def test_tools_of_another_shape(given: str, sentence: str) -> None:
         chat_messages.tools(given)
 
 
-def said(*turns: str) -> list[Json]:
+def build_turns(*turns: str) -> list[Json]:
     """Messages of the roles that begin with s, u and a."""
     roles = {"s": "system", "u": "user", "a": "assistant"}
     return [{"role": roles[turn[0]], "content": turn} for turn in turns]
 
 
 REPLIES: dict[str, tuple[list[Json], list[Json], list[Json]]] = {
-    "the answer alone": (said("u1"), said("a1"), said("a1")),
-    "behind the prompt": (said("u1"), said("u1", "a1"), said("a1")),
-    "behind the prompt without its system turn": (said("s1", "u1"), said("u1", "a1"), said("a1")),
-    "behind the whole prompt": (said("s1", "u1"), said("s1", "u1", "a1"), said("a1")),
-    "several turns": (said("u1", "a1", "u2"), said("a2", "u3", "a3"), said("a2", "u3", "a3")),
-    "nothing": (said("u1"), said("u1"), []),
+    "the answer alone": (build_turns("u1"), build_turns("a1"), build_turns("a1")),
+    "behind the prompt": (build_turns("u1"), build_turns("u1", "a1"), build_turns("a1")),
+    "behind the prompt without its system turn": (
+        build_turns("s1", "u1"),
+        build_turns("u1", "a1"),
+        build_turns("a1"),
+    ),
+    "behind the whole prompt": (build_turns("s1", "u1"), build_turns("s1", "u1", "a1"), build_turns("a1")),
+    "several turns": (
+        build_turns("u1", "a1", "u2"),
+        build_turns("a2", "u3", "a3"),
+        build_turns("a2", "u3", "a3"),
+    ),
+    "nothing": (build_turns("u1"), build_turns("u1"), []),
 }
 
 
@@ -283,7 +291,7 @@ def test_what_an_answer_adds(prompt: list[Json], answer: list[Json], expected: l
 
 def test_an_answer_to_another_prompt_is_refused() -> None:
     with pytest.raises(ValueError, match="begins its answer with a message of role user"):
-        chat_messages.reply(said("u1"), said("u2", "a1"))
+        chat_messages.reply(build_turns("u1"), build_turns("u2", "a1"))
 
 
 def test_strings_and_numbers_of_json_change_and_it_stays_json() -> None:

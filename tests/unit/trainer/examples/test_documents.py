@@ -226,10 +226,10 @@ def test_weights_that_are_not_of_a_judged_answer_say_nothing(
     tokenizer: PreTrainedTokenizerBase, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr(tokenizer, "chat_template", CHAT)
-    asked = [user("a") | {"weight": 0.5}, assistant("b") | {"weight": 0}, user("c") | {"weight": 0}]
+    weighted_prompt = [user("a") | {"weight": 0.5}, assistant("b") | {"weight": 0}, user("c") | {"weight": 0}]
     plain = [user("a"), assistant("b"), user("c")]
     answers = [assistant("d")], [assistant("e") | {"weight": 1}]
-    assert pairs_of(tokenizer, [(asked, *answers)]) == pairs_of(tokenizer, [(plain, *answers)])
+    assert pairs_of(tokenizer, [(weighted_prompt, *answers)]) == pairs_of(tokenizer, [(plain, *answers)])
     with pytest.raises(DataError) as refused:
         pairs_of(tokenizer, [(plain, answers[0], [assistant("e") | {"weight": 0}])])
     assert (refused.value.reason, refused.value.message) == (

@@ -59,7 +59,7 @@ def register(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Register:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     client = mlflow.MlflowClient(tracking_uri=uri, registry_uri=uri)
 
-    def made(name: str, files: dict[str, bytes], **flavor: str) -> str:
+    def register_model(name: str, files: dict[str, bytes], **flavor: str) -> str:
         mlmodel = yaml.safe_dump({"flavors": {"transformers": flavor}}).encode()
         save({"MLmodel": mlmodel, **files}, tmp_path / name)
         client.create_registered_model(name)
@@ -67,7 +67,7 @@ def register(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Register:
         client.set_registered_model_alias(name, "champion", "1")
         return f"models:/{name}@champion"
 
-    return made
+    return register_model
 
 
 def save(files: dict[str, bytes], folder: Path) -> Path:

@@ -42,16 +42,16 @@ def cache(tmp_path: Path) -> Cache:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
+def requests(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
     """The requests to an object store in memory, which has the model in `models/base` of the bucket `bucket`."""
-    store, found = fsspec.filesystem("memory"), Counter[str]()
+    store, requests = fsspec.filesystem("memory"), Counter[str]()
     store.pipe({f"/bucket/models/base/{name}": content for name, content in FILES.items()})
 
     def counting(name: str) -> Callable[..., Any]:
         method = getattr(store, name)
 
         def counted(path: str, *args: Any, **options: Any) -> Any:
-            found[f"{name} {path}"] += 1
+            requests[f"{name} {path}"] += 1
             return method(path, *args, **options)
 
         return counted
@@ -59,7 +59,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
     monkeypatch.setattr(fsspec, "url_to_fs", lambda uri, **_: (store, uri.removeprefix("s3:/")))
     for name in ("find", "open"):
         monkeypatch.setattr(store, name, counting(name))
-    yield found
+    yield requests
     store.rm("/bucket", recursive=True)
 
 
@@ -67,21 +67,21 @@ LIST = {"find /bucket/models/base": 1}
 
 
 def test_a_second_attempt_lists_the_object_store_and_reads_nothing(
-    tmp_path: Path, cache: Cache, asked: Counter[str]
+    tmp_path: Path, cache: Cache, requests: Counter[str]
 ) -> None:
     first = fetch(BASE, tmp_path / "first", cache=cache)
-    assert asked == LIST | {f"open /bucket/models/base/{name}": 1 for name in FILES}
-    asked.clear()
+    assert requests == LIST | {f"open /bucket/models/base/{name}": 1 for name in FILES}
+    requests.clear()
     again = fetch(BASE, tmp_path / "again", cache=cache)
-    assert (again, dict(asked)) == (first, LIST)
+    assert (again, dict(requests)) == (first, LIST)
     # What a pod needs beside the weights is in the same entry.
-    asked.clear()
+    requests.clear()
     config, tokenizer = (get(BASE, tmp_path / "to", cache=cache) for get in (fetch_config, fetch_tokenizer))
-    assert (config, tokenizer, dict(asked)) == (first.base, first.base, {"find /bucket/models/base": 2})
+    assert (config, tokenizer, dict(requests)) == (first.base, first.base, {"find /bucket/models/base": 2})
     assert not any((tmp_path / name).exists() for name in ("first", "again", "to"))
 
 
-@pytest.mark.usefixtures("asked")
+@pytest.mark.usefixtures("requests")
 def test_a_model_without_its_weights_is_an_entry_of_its_own(tmp_path: Path, cache: Cache) -> None:
     config = fetch_config(BASE, tmp_path, cache=cache)
     assert sorted(path.name for path in config.iterdir()) == ["config.json", "tokenizer.json"]
@@ -93,7 +93,7 @@ def test_training_keeps_what_it_downloads_on_the_claim_of_its_recipe(
     tmp_path: Path,
     base_model: Path,
     world: World,
-    asked: Counter[str],
+    requests: Counter[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(contract, "MODEL_CACHE_PATH", str(tmp_path / "cache"))
@@ -101,33 +101,33 @@ def test_training_keeps_what_it_downloads_on_the_claim_of_its_recipe(
     fsspec.filesystem("memory").pipe(files)
     model = Model.model_validate({"base": BASE, "cache": {"claimName": "models"}})
     fetched = merge.fetch(model, tmp_path / "to", world)
-    asked.clear()
+    requests.clear()
     assert merge.fetch(model, tmp_path / "to", world) == fetched
     assert model_size.count_parameters(model, tmp_path / "to") > 0
     # A list for the config before the weights, one for the weights, and one for the size.
-    assert (fetched.base.is_relative_to(tmp_path / "cache"), sum(asked.values())) == (True, 3)
+    assert (fetched.base.is_relative_to(tmp_path / "cache"), sum(requests.values())) == (True, 3)
 
 
 def test_a_model_that_was_written_anew_is_downloaded_anew(
-    tmp_path: Path, cache: Cache, asked: Counter[str]
+    tmp_path: Path, cache: Cache, requests: Counter[str]
 ) -> None:
     first = fetch(BASE, tmp_path, cache=cache).base
     fsspec.filesystem("memory").pipe("/bucket/models/base/model.safetensors", b"WEIGHTS")
-    asked.clear()
+    requests.clear()
     second = fetch(BASE, tmp_path, cache=cache).base
-    assert (second != first, asked["open /bucket/models/base/model.safetensors"]) == (True, 1)
+    assert (second != first, requests["open /bucket/models/base/model.safetensors"]) == (True, 1)
     assert (second / "model.safetensors").read_bytes() == b"WEIGHTS"
 
 
-def test_a_broken_entry_is_downloaded_again(tmp_path: Path, cache: Cache, asked: Counter[str]) -> None:
+def test_a_broken_entry_is_downloaded_again(tmp_path: Path, cache: Cache, requests: Counter[str]) -> None:
     first = fetch(BASE, tmp_path, cache=cache).base
     (first / "model.safetensors").write_bytes(b"weig")
     assert (fetch(BASE, tmp_path, cache=cache).base / "model.safetensors").read_bytes() == b"weights"
-    assert asked["open /bucket/models/base/model.safetensors"] == 2
+    assert requests["open /bucket/models/base/model.safetensors"] == 2
 
 
 def test_an_object_that_changes_while_it_is_read_makes_no_entry(
-    tmp_path: Path, cache: Cache, asked: Counter[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, cache: Cache, requests: Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def half(_: fsspec.AbstractFileSystem, _name: str, target: str) -> None:
         Path(target).write_bytes(b"half")
@@ -156,8 +156,8 @@ def test_a_second_attempt_downloads_nothing_from_the_registry(
         (folder / "model").mkdir()
         for name, content in (FILES | {"model.safetensors": weights}).items():
             (folder / "model" / name).write_bytes(content)
-        made = client.create_model_version("base", source=folder.as_uri())
-        client.set_registered_model_alias("base", "champion", made.version)
+        model_version = client.create_model_version("base", source=folder.as_uri())
+        client.set_registered_model_alias("base", "champion", model_version.version)
 
     downloaded: list[str] = []
     download = ModelsArtifactRepository.download_artifacts
@@ -176,7 +176,10 @@ def test_a_second_attempt_downloads_nothing_from_the_registry(
     # The alias goes on to another version.
     version(b"two")
     second = fetch("models:/base@champion", tmp_path, cache=cache)
-    assert [(found.base / "model.safetensors").read_bytes() for found in (first, second)] == [b"one", b"two"]
+    assert [(source.base / "model.safetensors").read_bytes() for source in (first, second)] == [
+        b"one",
+        b"two",
+    ]
 
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -186,7 +189,7 @@ class Hub:
     """A stand-in for the Hugging Face Hub, with the model org/base; counts the requests by what they are for."""
 
     def __init__(self) -> None:
-        self.asked: Counter[str] = Counter()
+        self.requests: Counter[str] = Counter()
         self.away = False
 
     def __call__(self, request: Request) -> Answer:
@@ -194,13 +197,13 @@ class Hub:
         if self.away:
             return Answer(503)
         if path == "/api/models/org/base/revision/main":
-            self.asked["revision"] += 1
+            self.requests["revision"] += 1
             return Answer(200, {"id": "org/base", "sha": COMMIT, "siblings": []})
         if path == f"/api/models/org/base/tree/{COMMIT}":
-            self.asked["tree"] += 1
+            self.requests["tree"] += 1
             return Answer(200, [entry(name, content) for name, content in FILES.items()])
         name = path.removeprefix(f"/org/base/resolve/{COMMIT}/")
-        self.asked[f"{request.method} {name}"] += 1
+        self.requests[f"{request.method} {name}"] += 1
         headers = {"ETag": f'"{etag(FILES[name])}"', "X-Repo-Commit": COMMIT}
         return Answer(200, FILES[name], headers)
 
@@ -215,21 +218,21 @@ def entry(name: str, content: bytes) -> dict[str, Any]:
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    made = Hub()
-    with serving(made) as address:
+    fake_hub = Hub()
+    with serving(fake_hub) as address:
         monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", address)
         files = f"{address}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
         monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", files)
-        yield made
+        yield fake_hub
 
 
 def test_a_second_attempt_asks_the_hub_for_the_commit_alone(tmp_path: Path, cache: Cache, hub: Hub) -> None:
     first = fetch("org/base", tmp_path, cache=cache)
     assert first.base == cache.root / "hub/models--org--base/snapshots" / COMMIT
     assert {path.name: path.read_bytes() for path in first.base.iterdir()} == FILES
-    hub.asked.clear()
+    hub.requests.clear()
     assert fetch("org/base", tmp_path, cache=cache) == first
-    assert dict(hub.asked) == {"revision": 1}
+    assert dict(hub.requests) == {"revision": 1}
     # Without the Hub, a whole model is used, and a part of one is not.
     hub.away = True
     assert fetch("org/base", tmp_path, cache=cache) == first
@@ -242,7 +245,7 @@ def test_a_second_attempt_asks_the_hub_for_the_commit_alone(tmp_path: Path, cach
 def test_a_file_of_the_hub_that_was_cut_is_downloaded_again(tmp_path: Path, cache: Cache, hub: Hub) -> None:
     first = fetch("org/base", tmp_path, cache=cache)
     (first.base / "model.safetensors").resolve().write_bytes(b"weig")
-    hub.asked.clear()
+    hub.requests.clear()
     assert fetch("org/base", tmp_path, cache=cache) == first
     assert (first.base / "model.safetensors").read_bytes() == b"weights"
-    assert {name for name in hub.asked if "config" in name or "tokenizer" in name} == set()
+    assert {name for name in hub.requests if "config" in name or "tokenizer" in name} == set()

@@ -105,7 +105,7 @@ def written(folder: Path, contents: dict[str, str]) -> Path:
     return folder
 
 
-def found(folder: Path) -> dict[str, str]:
+def read_texts(folder: Path) -> dict[str, str]:
     files = (path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST)
     return {str(path.relative_to(folder)): path.read_text() for path in files}
 
@@ -143,11 +143,11 @@ def test_a_model_that_is_written_again_has_nothing_of_the_earlier_one(
             later.publish({"": again})
     # Half a model has no configuration.
     half = {name: text for name, text in SHARDED.items() if not name.endswith("config.json")}
-    assert found(folder) == {**half, "model-1.safetensors": "two", **foreign}
+    assert read_texts(folder) == {**half, "model-1.safetensors": "two", **foreign}
     last = ModelFolder(str(folder), MINE, 3)
     last.claim()
     last.publish({"": written(tmp_path / "last", WHOLE)})
-    assert found(folder) == {**WHOLE, **foreign}
+    assert read_texts(folder) == {**WHOLE, **foreign}
     assert json.loads((folder / MANIFEST).read_text()) == {
         "job": "team/support",
         "uid": "0001",
@@ -167,14 +167,14 @@ def test_a_folder_that_is_taken_over_keeps_nothing_of_the_deleted_job(
         kill_after(3, killed)
         with pytest.raises(KeyboardInterrupt):
             deleted.publish({"": written(tmp_path / "first", SHARDED)})
-    assert len(found(folder)) == 3
+    assert len(read_texts(folder)) == 3
     job = JobReference(name=MINE.name, namespace=MINE.namespace, uid="0003")
     # An attempt that ends before it writes forgets nothing.
     for attempt in (1, 2):
         successor = ModelFolder(str(folder), job, attempt)
         successor.claim()
     successor.publish({"": written(tmp_path / "again", WHOLE)})
-    assert found(folder) == WHOLE
+    assert read_texts(folder) == WHOLE
 
 
 TAKEN = "output.uri {} {}: choose another folder, or empty it"

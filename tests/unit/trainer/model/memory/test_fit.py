@@ -125,8 +125,8 @@ def test_auto_recomputes_no_more_than_it_must(
     auto = networks.recipe(BASE, activationCheckpointing="Auto")
     assert chosen(monkeypatch, auto, need(kind)) == kind
     assert f"activation checkpointing {kind}; " in capsys.readouterr().out
-    asked = networks.recipe(BASE, activationCheckpointing=kind)
-    assert chosen(monkeypatch, asked, 1e15) == kind
+    explicit_recipe = networks.recipe(BASE, activationCheckpointing=kind)
+    assert chosen(monkeypatch, explicit_recipe, 1e15) == kind
 
 
 @pytest.mark.parametrize(

@@ -39,9 +39,9 @@ def model() -> Any:
 
 
 def test_flops_are_those_of_the_formula() -> None:
-    made = model()
-    flops = speed.Flops(Network(made, Sft()))
-    parameters = sum(weight.numel() for weight in made.parameters())
+    small_model = model()
+    flops = speed.Flops(Network(small_model, Sft()))
+    parameters = sum(weight.numel() for weight in small_model.parameters())
     assert flops.count(100, 0) == 6 * parameters * 100
     assert flops.count(0, 100) == 12 * 3 * 32 * 100
 

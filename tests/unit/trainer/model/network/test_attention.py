@@ -108,7 +108,7 @@ def tiny(kind: str, changes: dict[str, Any]) -> Any:
     return AutoConfig.for_model(kind, **{**SMALL, **changes})
 
 
-def made(config: Any, *, isolated: bool) -> Any:
+def build_model(config: Any, *, isolated: bool) -> Any:
     """A model of random weights, with the attention that training gives it, or with its own plain arithmetic."""
     from transformers import AutoModelForCausalLM
 
@@ -200,13 +200,13 @@ def test_a_packed_row_gives_what_its_documents_give_alone(
     """Trap 13: the fallback's mask of blocks follows from position ids where no attention mask is given."""
     config = tiny(kind, changes)
     batch = packed()
-    network = Network(made(config, isolated=True), Sft())
+    network = Network(build_model(config, isolated=True), Sft())
     assert (network.base.config._attn_implementation == attention.NAME) == chosen
     hidden = network.compute_hidden_states(batch)
     together = network.head.compute_logits(hidden)
     assert together.dtype == torch.float32
     # Eager attention is the model's own arithmetic, soft caps and all.
-    alone = made(config, isolated=False)
+    alone = build_model(config, isolated=False)
     ids, begins = batch.input_ids.flatten(), batch.cu_seqlens.tolist()
     parts = [alone(input_ids=ids[begin:end].unsqueeze(0)).logits[0] for begin, end in pairwise(begins)]
     torch.testing.assert_close(together.flatten(0, 1), torch.cat(parts).float(), rtol=1e-4, atol=1e-4)
@@ -331,7 +331,7 @@ def test_a_model_that_mixes_documents_is_refused(
 def test_documents_do_not_reach_each_other() -> None:
     """What one document says changes nothing of another's, nor does padding."""
     batch = packed()
-    network = Network(made(tiny("llama", {}), isolated=True), Sft())
+    network = Network(build_model(tiny("llama", {}), isolated=True), Sft())
     before = network.compute_hidden_states(batch)
     changed = batch.input_ids.clone()
     changed[0, 0] = 95 - changed[0, 0]
