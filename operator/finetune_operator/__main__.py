@@ -17,7 +17,6 @@ import kopf
 import prometheus_client
 
 from finetune_crds.base import Json
-from finetune_crds.conditions import ConditionReason
 from finetune_operator import metrics
 from finetune_operator.controller.election import (
     Election,
@@ -42,6 +41,7 @@ from finetune_operator.finetunejob.model import FineTuneJob
 from finetune_operator.finetunejob.observe.background_reads import ReadPace
 from finetune_operator.finetunejob.observe.namespaces import NamespaceReader
 from finetune_operator.finetunejob.observe.observer import FineTuneJobObserver, read_finetunejob
+from finetune_operator.finetunejob.observe.run_poller import has_open_run
 from finetune_operator.finetunejob.reconcile import FineTuneJobReconciler
 from finetune_operator.gauges import Gauges
 from finetune_operator.kube import Kube, KubeError
@@ -227,6 +227,7 @@ class Operator:
     async def _finetunejob(self, kind: str | None, body: Json) -> None:
         """Handle an event of a FineTuneJob, which may be the source of promotions."""
         meta = body["metadata"]
+        self._note_start_of_watch(kind)
         finetunejob_events.on_event(self.store, self.queues.finetunejobs, kind, body)
         promotion_events.on_finetunejob(self.store, self.queues.promotions, meta["namespace"], meta["name"])
         if kind == "DELETED":
@@ -238,10 +239,17 @@ class Operator:
         if self.election.won.is_set():
             await _close_run_of_deleted(self.observer, ftj)
 
+    def _note_start_of_watch(self, event_type: str | None) -> None:
+        """List soon after a watch has begun: it does not report objects that were deleted before."""
+        if event_type is None:
+            self.resync.list_soon()
+
     async def _modelpromotion(self, kind: str | None, body: Json) -> None:
+        self._note_start_of_watch(kind)
         promotion_events.on_event(self.store, self.queues.promotions, kind, body)
 
     async def _child(self, child: str, kind: str | None, body: Json) -> None:
+        self._note_start_of_watch(kind)
         finetunejob_events.on_child(self.store, self.queues.finetunejobs, child, kind, body)
 
 
@@ -256,7 +264,7 @@ def _create_promotion_reconciler(
     kube: Kube, store: Store, queues: Queues, settings: Settings, writer: AliasWriter
 ) -> ModelPromotionReconciler:
     def moved(model: str) -> None:
-        # An alias of the model moved: promotions whose source is this alias need not wait for the next resync.
+        # An alias of the model moved: promotions whose source is this alias need not wait for their next poll.
         promotion_events.on_model(store, queues.promotions, model)
 
     observer = ModelPromotionObserver(kube, store, settings, clock=time.monotonic)
@@ -275,8 +283,7 @@ def _measure(queues: Queues) -> None:
 async def _close_run_of_deleted(observer: FineTuneJobObserver, ftj: FineTuneJob) -> None:
     """Close the MLflow run of a deleted job, if it is still open. If this fails, `AbandonedRuns` tries again at the next start."""
     run_id = ftj.status.run_id
-    is_closed = any(item.reason == ConditionReason.RUN_FINISHED for item in ftj.status.conditions)
-    if run_id is None or is_closed:
+    if run_id is None or not has_open_run(ftj):
         return
     run_statuses = {"Succeeded": "FINISHED", "Failed": "FAILED"}
     run_status = run_statuses.get(ftj.status.phase or "", "KILLED")

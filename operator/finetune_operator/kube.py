@@ -6,6 +6,7 @@ The generated model classes are not used: filling them takes longer than the req
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any, NamedTuple, Self
 from urllib.parse import quote, urlencode
 
@@ -18,7 +19,8 @@ from finetune_operator.fence import PROCESS_FENCE, READING_METHODS, Fence, NotLe
 
 _TIMEOUT_SECONDS = 30
 _MAX_RETRY_AFTER_SECONDS = 60
-_PAGE_OBJECTS = 500
+# NB: the response to one request is in memory as a whole. 100 training pods are about 6 MiB of Python objects.
+_PAGE_OBJECTS = 100
 # How much of a response that is not JSON a message quotes.
 _MAX_QUOTED_CHARS = 500
 JSON_TYPE = "application/json"
@@ -107,13 +109,20 @@ class Kube:
             raise
 
     async def list(
-        self, kind: str, namespace: str | None, *, metadata_only: bool = False, **selectors: str
+        self,
+        kind: str,
+        namespace: str | None,
+        *,
+        metadata_only: bool = False,
+        project: Callable[[Json], Json] | None = None,
+        **selectors: str,
     ) -> Listing:
         """All objects of a kind, read page by page.
 
         Args:
             namespace: None for all namespaces, and for kinds that are cluster-scoped.
             metadata_only: let the API server leave out everything but the metadata of the objects.
+            project: returns what to keep of an object. It is called page by page, so that only one page is in memory as a whole.
             selectors: labelSelector and fieldSelector.
         """
         objects: list[Json] = []
@@ -125,7 +134,8 @@ class Kube:
                 "GET", build_path(kind, namespace), query=query, accepted_type=accepted_type
             )
             # NB: the items of a list contain neither kind nor apiVersion. In an empty list of metadata, `items` is null.
-            objects += page["items"] or []
+            items = page["items"] or []
+            objects += map(project, items) if project else items
             token = page["metadata"].get("continue", "")
             if not token:
                 return Listing(objects, int(page["metadata"].get("resourceVersion") or 0))

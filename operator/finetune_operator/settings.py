@@ -50,7 +50,7 @@ class Settings:
         databricks_namespaces: namespaces whose preparations may run on Databricks with the operator's login.
         databricks_token_file: file with the service-account token that the operator exchanges for a token of this workspace.
         namespaces: namespaces to watch; empty for all.
-        resync_seconds: interval at which every resource is reconciled without an event.
+        resync_seconds: longest time between two reconciliations of a resource without an event; finished jobs may wait longer.
         poll_seconds: interval at which servers outside the cluster, such as MLflow, are read while a job or a promotion is active.
         registration_patience_seconds: how long after training a model version may take to appear.
         workers: number of resources of each kind that are reconciled at the same time.

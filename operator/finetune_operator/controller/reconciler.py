@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -20,6 +21,10 @@ from finetune_operator.kube import KubeError
 
 # Delay of the next pass while another replica holds a Lease that this replica requires.
 BUSY_SECONDS = 1.0
+
+# The share of the longest wait after which the next pass comes at the earliest. The waits differ, so that passes that begin together, for
+# example after a start, do not stay together.
+_MIN_WAIT_SHARE = 0.8
 
 # By HTTP status (0: no response), the reason why a request to the API server failed, as a label of a metric. NB: not the reason in
 # the response: webhooks add reasons of their own, and the values of a label must be a fixed set.
@@ -62,6 +67,7 @@ class Reconciler(ABC):
         try:
             with metrics.reconcile_seconds.labels(self.kind).time():
                 requeue = await self.reconcile(body)
+            longest_wait = self.find_longest_wait(body)
         except Exception as error:
             server_delay = error.retry_after_seconds if isinstance(error, KubeError) else 0.0
             delay = self.queue.retry(key, at_least_seconds=server_delay)
@@ -81,12 +87,16 @@ class Reconciler(ABC):
                 await self._try_to_report(key, body, error)
             return
         self.queue.forget(key)
-        if requeue is not None:
-            self.queue.add_after(key, requeue)
+        longest_wait *= random.uniform(_MIN_WAIT_SHARE, 1.0)  # noqa: S311
+        self.queue.add_after(key, longest_wait if requeue is None else min(requeue, longest_wait))
 
     @abstractmethod
     async def reconcile(self, body: Json) -> float | None:
-        """Reconcile once, and return the seconds until the next reconcile; None to wait for the next resync."""
+        """Reconcile once, and return the seconds until the next reconcile; None to wait for an event or the longest wait."""
+
+    @abstractmethod
+    def find_longest_wait(self, body: Json) -> float:
+        """Return the seconds after which a reconciled resource is reconciled again without an event."""
 
     @abstractmethod
     async def report_internal_error(self, body: Json, message: str) -> None:

@@ -153,7 +153,7 @@ class Store:
             self._remove(kind, key, version)
             self._deletions[kind][key] = version
 
-    def replace(self, kind: str, bodies: Iterable[Json], version: int) -> None:
+    def replace(self, kind: str, bodies: Iterable[Json], version: int) -> bool:
         """Replace the stored objects of a kind with a list from the API server: an object that is not in the list no longer exists.
 
         An interrupted watch misses deletions. Objects that are newer than the list, from watches and the operator's own
@@ -161,15 +161,26 @@ class Store:
 
         Args:
             version: the resource version of the list.
+
+        Returns:
+            Whether the list brought news: a change that no watch and no write of the operator had brought before.
         """
         listed = {_key(body): body for body in bodies}
-        for key, stored in list(self._objects[kind].items()):
-            if key not in listed and _version(stored) <= version:
-                self._keep_tombstone(kind, stored)
-                self._remove(kind, key, version)
+        vanished = [
+            (key, stored)
+            for key, stored in self._objects[kind].items()
+            if key not in listed and _version(stored) <= version
+        ]
+        for key, stored in vanished:
+            self._keep_tombstone(kind, stored)
+            self._remove(kind, key, version)
         self._deletions[kind] = {key: at for key, at in self._deletions[kind].items() if at > version}
+        has_news = bool(vanished)
         for body in listed.values():
+            is_new = not self.has(kind, body)
             self._put(kind, body)
+            # A foreign object is not kept, and an object whose deletion is known does not return.
+            has_news |= is_new and self.has(kind, body)
         self._list_versions[kind] = version
         if kind == "Pod":
             self._forget_deleted_jobs(version)
@@ -181,6 +192,7 @@ class Store:
             # yet known, and the pods of these Jobs must stay.
             pod_owners = self._jobs.union(*self._deleted_jobs.values(), *self._recorded.values())
             self._drop_unowned("Pod", pod_owners, self._list_versions["Job"])
+        return has_news
 
     def _put(self, kind: str, body: Json) -> None:
         """Store an object, unless a newer state or its deletion is recorded."""

@@ -56,7 +56,10 @@ def configure(settings: kopf.OperatorSettings) -> None:
     settings.posting.enabled = False
     settings.networking.request_timeout = 30
     settings.watching.server_timeout = 300
-    settings.watching.chunk_size = 500
+    # NB: while a watch starts, kopf holds each object in a task of its own until no event about it has come for `idle_timeout`. With pages
+    # of 500 objects and kopf's default of five seconds, all objects were in memory at once, as the API server sent them.
+    settings.watching.chunk_size = 100
+    settings.queueing.idle_timeout = 0.1
     settings.watching.label_selectors.update(
         dict.fromkeys(("jobs", "pods", "services", "configmaps"), names.LABEL_UID)
     )

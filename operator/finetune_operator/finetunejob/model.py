@@ -357,7 +357,7 @@ class Decision:
         actions: writes to MLflow and Databricks.
         finalizer: whether the resource must have the operator's finalizer; None to leave it unchanged.
         dry_runs: objects to create as dry runs. If there are any, the decision is made again with the response, and replaces this decision.
-        requeue_seconds: when the next pass is due if no event comes before; None for the next resync.
+        requeue_seconds: when the next pass is due if no event comes before; None for the longest wait.
     """
 
     status: FineTuneJobStatus

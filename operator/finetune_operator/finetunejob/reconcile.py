@@ -15,7 +15,9 @@ from finetune_operator import names
 from finetune_operator.controller.leases import LeaseBusy
 from finetune_operator.controller.reconciler import BUSY_SECONDS, Reconciler, utc_now
 from finetune_operator.errors import ExternalError
+from finetune_operator.finetunejob import quiet
 from finetune_operator.finetunejob.apply import FineTuneJobApplier, NameTaken
+from finetune_operator.finetunejob.children import Owner
 from finetune_operator.finetunejob.decide import decide, decide_deletion
 from finetune_operator.finetunejob.decide.action_results import record_results
 from finetune_operator.finetunejob.decide.ready import summarize_status
@@ -91,6 +93,17 @@ class FineTuneJobReconciler(Reconciler):
             log.warning("%s is deleted without checking for a Databricks run: %s", ftj.key, error)
             await self.applier.set_finalizer(ftj, is_needed=False)
         return decision.requeue_seconds
+
+    def find_longest_wait(self, body: Json) -> float:
+        """Return the resync interval, or a longer time for a quiet job. `body`: the job before the pass, which may have changed it."""
+        meta, seconds = body["metadata"], self.settings.resync_seconds
+        body = self.store.finetunejobs.get((meta["namespace"], meta["name"]), body)
+        # NB: parsing the spec takes a millisecond, and the phase suffices for most jobs.
+        if (body.get("status") or {}).get("phase") not in ("Succeeded", "Failed"):
+            return seconds
+        ftj, owner = read_finetunejob(body, self.settings.defaults), Owner(meta["namespace"], meta["uid"])
+        is_quiet = quiet.is_quiet(ftj, self.store.jobs_of(owner), self.store.pods_of(owner))
+        return max(quiet.LONGEST_WAIT_SECONDS, seconds) if is_quiet else seconds
 
     async def report_internal_error(self, body: Json, message: str) -> None:
         """Report in the status that the job cannot be reconciled; the status of a finished job stays."""

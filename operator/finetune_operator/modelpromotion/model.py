@@ -96,7 +96,7 @@ class PromotionDecision:
 
     Attributes:
         finalizer: whether the resource must have the operator's finalizer; None to leave it unchanged.
-        requeue_seconds: when to reconcile again without an event; None for the next resync.
+        requeue_seconds: when to reconcile again without an event; None for the longest wait.
     """
 
     status: ModelPromotionStatus

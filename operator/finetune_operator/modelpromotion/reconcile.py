@@ -57,6 +57,11 @@ class ModelPromotionReconciler(Reconciler):
         changed = any(not isinstance(action, LogRequests | StopLogging) for action in decision.actions)
         return 0.0 if changed else decision.requeue_seconds
 
+    def find_longest_wait(self, body: Json) -> float:
+        """Return the resync interval: no watch reports that an alias was moved in the registry, or that an endpoint was changed."""
+        del body
+        return self.settings.resync_seconds
+
     async def report_internal_error(self, body: Json, message: str) -> None:
         """Report in the status that the promotion cannot be reconciled."""
         promotion, now = read_promotion(body), self.now()

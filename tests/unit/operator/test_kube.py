@@ -102,12 +102,12 @@ async def test_a_list_is_read_page_by_page_and_true_at_one_version(kube: Kube, s
         (200, {"metadata": {"resourceVersion": "7"}, "items": [{"a": 2}]}),
     ]
     with counted("finetune_operator_requests") as changes:
-        listing = await kube.list("Pod", None, labelSelector="x=y")
+        listing = await kube.list("Pod", None, project=lambda pod: {"kept": pod["a"]}, labelSelector="x=y")
     assert changes == {"_total Kubernetes 200": 2}
-    assert listing == ([{"a": 1}, {"a": 2}], 7)
+    assert listing == ([{"kept": 1}, {"kept": 2}], 7)
     assert [item["query"] for item in server.asked] == [
-        {"limit": "500", "labelSelector": "x=y"},
-        {"limit": "500", "labelSelector": "x=y", "continue": "more"},
+        {"limit": "100", "labelSelector": "x=y"},
+        {"limit": "100", "labelSelector": "x=y", "continue": "more"},
     ]
     assert server.asked[0]["token"] == "Bearer s3cr3t"
 

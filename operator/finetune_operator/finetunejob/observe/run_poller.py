@@ -174,18 +174,23 @@ class RunPoller:
             return await self.ask(ftj, tracked, uri, question)
 
 
+def has_open_run(ftj: FineTuneJob) -> bool:
+    """Whether the status names an MLflow run and does not record that the run was closed."""
+    is_closed = any(
+        item.type == ConditionType.TRACKED and item.reason == ConditionReason.RUN_FINISHED
+        for item in ftj.status.conditions
+    )
+    return ftj.status.run_id is not None and not is_closed
+
+
 def _build_query(ftj: FineTuneJob, *, has_pods: bool) -> _Query | None:
     """Return the request for MLflow.
 
     It is None if the spec cannot be read, if a finished job has no open run, if the job cannot have a run before its aliases are pinned,
     or if no pod of a suspended job logs to its run.
     """
-    is_closed = any(
-        item.type == ConditionType.TRACKED and item.reason == ConditionReason.RUN_FINISHED
-        for item in ftj.status.conditions
-    )
     run_id = ftj.status.run_id
-    if ftj.spec is None or (ftj.is_finished and (run_id is None or is_closed)):
+    if ftj.spec is None or (ftj.is_finished and not has_open_run(ftj)):
         return None
     if run_id is None and is_unpinned(ftj):
         return None

@@ -33,8 +33,30 @@ class Failing(Reconciler):
     async def reconcile(self, body: Json) -> float | None:
         raise self.error
 
+    def find_longest_wait(self, body: Json) -> float:
+        raise AssertionError("a pass that failed is repeated sooner")
+
     async def report_internal_error(self, body: Json, message: str) -> None:
         self.complaints += 1
+
+
+@dataclass
+class Waiting(Reconciler):
+    """Each pass succeeds, and asks for the next one."""
+
+    kind: ClassVar[str] = "FineTuneJob"
+
+    requeue: float | None
+    longest_wait: float
+
+    async def reconcile(self, body: Json) -> float | None:
+        return self.requeue
+
+    def find_longest_wait(self, body: Json) -> float:
+        return self.longest_wait
+
+    async def report_internal_error(self, body: Json, message: str) -> None:
+        raise AssertionError(message)
 
 
 # The level of the log, how often the status reports an internal error, and the reason in the metrics.
@@ -82,3 +104,31 @@ async def test_a_busy_api_server_is_given_the_time_that_it_asks_for() -> None:
         "team/tune"
     )
     assert 20 <= queue._due["team/tune"] <= 25
+
+
+# What a pass asks for, the longest wait, and the earliest and the latest time of the next pass.
+WAITS: dict[str, tuple[float | None, float, tuple[float, float]]] = {
+    "nothing is polled": (None, 600, (480, 600)),
+    "a server is polled": (5, 600, (5, 5)),
+    "a deadline is far": (7200, 30, (24, 30)),
+    "at once": (0, 30, (0, 0)),
+}
+
+
+@pytest.mark.parametrize(("requeue", "longest_wait", "times"), WAITS.values(), ids=WAITS)
+async def test_each_pass_plans_the_next(
+    requeue: float | None, longest_wait: float, times: tuple[float, float]
+) -> None:
+    store, queue = Store(), WorkQueue(clock=lambda: 0.0)
+    store.put("FineTuneJob", BODY)
+    await Waiting(store, queue, requeue, longest_wait).handle("team/tune")
+    assert times[0] <= queue._due["team/tune"] <= times[1]
+
+
+async def test_passes_that_came_together_do_not_stay_together() -> None:
+    store, queue = Store(), WorkQueue(clock=lambda: 0.0)
+    for number in range(100):
+        meta = {**BODY["metadata"], "name": f"tune-{number}"}
+        store.put("FineTuneJob", {"metadata": meta})
+        await Waiting(store, queue, None, 600).handle(f"team/tune-{number}")
+    assert max(queue._due.values()) - min(queue._due.values()) > 60

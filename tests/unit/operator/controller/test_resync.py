@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,11 +25,13 @@ class Lists:
 
     Attributes:
         refused: kind whose list fails.
+        version: the resource version of each list.
         listed: the kinds that were listed.
     """
 
     objects: dict[str, list[Json]] = field(default_factory=dict)
     refused: str = ""
+    version: int = 1
     listed: list[str] = field(default_factory=list)
     allowed: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(0))
 
@@ -41,12 +44,32 @@ class Lists:
         if kind == self.refused:
             raise KubeError(429, "try again")
         self.listed.append(kind)
-        return Listing(self.objects.get(kind, []), 1)
+        return Listing(self.objects.get(kind, []), self.version)
+
+
+def find_owner(_kind: str, body: Json) -> tuple[str, str] | None:
+    references = body["metadata"].get("ownerReferences")
+    return ("team", references[0]["uid"]) if references else None
 
 
 def build_resync(kube: Kube) -> Resync:
     queues = Queues(WorkQueue(clock=lambda: 0.0), WorkQueue(clock=lambda: 0.0))
-    return Resync(kube, Store(), queues, SETTINGS, Health(queues, SETTINGS.resync_seconds))
+    return Resync(kube, Store(find_owner), queues, SETTINGS, Health(queues, SETTINGS.resync_seconds))
+
+
+def count_waits(monkeypatch: pytest.MonkeyPatch) -> asyncio.Semaphore:
+    """Let each resync interval end when the semaphore is released."""
+    ends = asyncio.Semaphore(0)
+
+    @asynccontextmanager
+    async def time_out(seconds: float) -> AsyncIterator[None]:
+        assert seconds == SETTINGS.resync_seconds
+        await ends.acquire()
+        raise TimeoutError
+        yield
+
+    monkeypatch.setattr("finetune_operator.controller.resync.asyncio.timeout", time_out)
+    return ends
 
 
 async def settle() -> None:
@@ -79,18 +102,124 @@ async def test_a_new_leader_waits_for_a_list_that_began_in_its_term(api: tuple[L
     # The next one begins at once too, although the interval has not gone by.
     await asyncio.wait_for(resync.list_anew(), 5)
     assert lists.listed == [*KINDS] * 3
-    running.cancel()
+    await stop(running)
+
+
+async def stop(task: asyncio.Task[None]) -> None:
+    task.cancel()
     with suppress(asyncio.CancelledError):
-        await running
+        await task
+
+
+def build_body(name: str, version: int = 1) -> Json:
+    return {"metadata": {"namespace": "team", "name": name, "uid": name, "resourceVersion": str(version)}}
+
+
+def build_job(version: int = 1) -> Json:
+    """A Job of FineTuneJob tune."""
+    meta = build_body("train", version)["metadata"]
+    return {"metadata": {**meta, "ownerReferences": [{"uid": "tune"}]}}
+
+
+# What the list of the API server has; the operator knows version 1 of FineTuneJob tune and of its Job.
+NEWS: dict[str, tuple[dict[str, list[Json]], list[str]]] = {
+    "nothing has changed": (
+        {"FineTuneJob": [build_body("tune")], "Job": [build_job()]},
+        [],
+    ),
+    "a job has changed": (
+        {"FineTuneJob": [build_body("tune", 2)], "Job": [build_job()]},
+        ["team/tune"],
+    ),
+    "a child has changed": (
+        {"FineTuneJob": [build_body("tune")], "Job": [build_job(2)]},
+        ["team/tune"],
+    ),
+    "a child was deleted": ({"FineTuneJob": [build_body("tune")]}, ["team/tune"]),
+    "a job was created": (
+        {
+            "FineTuneJob": [build_body("tune"), build_body("next", 2)],
+            "Job": [build_job()],
+        },
+        ["team/tune", "team/next"],
+    ),
+    "somebody else's pod with the operator's label": (
+        {
+            "FineTuneJob": [build_body("tune")],
+            "Job": [build_job()],
+            "Pod": [build_body("foreign", 2)],
+        },
+        [],
+    ),
+}
+
+
+@pytest.mark.parametrize(("objects", "keys"), NEWS.values(), ids=NEWS)
+async def test_a_list_queues_all_resources_if_a_watch_missed_something(
+    objects: dict[str, list[Json]], keys: list[str], api: tuple[Lists, Kube]
+) -> None:
+    lists, kube = api
+    lists.objects, lists.version = objects, 2
+    lists.allow_lists(1)
+    resync = build_resync(kube)
+    resync.store.put("FineTuneJob", build_body("tune"))
+    resync.store.put("Job", build_job())
+    await resync.run_once()
+    assert list(resync.queues.finetunejobs._ready) == keys
 
 
 async def test_what_an_incomplete_list_brought_is_looked_at(api: tuple[Lists, Kube]) -> None:
     lists, kube = api
     lists.allow_lists(1)
     resync = build_resync(kube)
-    meta = {"namespace": "team", "name": "tune", "uid": "u1", "resourceVersion": "1"}
-    resync.store.put("FineTuneJob", {"metadata": meta})
-    lists.refused = "FineTuneJob"
+    resync.store.put("FineTuneJob", build_body("tune"))
+    lists.objects, lists.refused = {"Job": [build_job(2)]}, "FineTuneJob"
     with pytest.raises(KubeError):
         await resync.run_once()
     assert len(resync.queues.finetunejobs) == 1
+
+
+async def test_news_of_a_replica_that_stands_by_stays_news(api: tuple[Lists, Kube]) -> None:
+    lists, kube = api
+    lists.allow_lists(2)
+    resync = build_resync(kube)
+    resync.queues.finetunejobs.is_open = False
+    lists.objects = {"FineTuneJob": [build_body("tune")]}
+    await resync.run_once()
+    resync.queues.open()
+    await resync.run_once()
+    assert len(resync.queues.finetunejobs) == 1
+
+
+# How many objects there are, whether a watch begins anew, and after how many resync intervals the next list comes.
+INTERVALS: dict[str, tuple[int, bool, int]] = {
+    "few objects": (10, False, 1),
+    "as many as one interval allows": (480, False, 1),
+    "twice as many": (960, False, 2),
+    "thousands": (20000, False, 10),
+    "a watch begins anew": (20000, True, 1),
+}
+
+
+@pytest.mark.parametrize(("objects", "is_watch_new", "intervals"), INTERVALS.values(), ids=INTERVALS)
+async def test_many_objects_are_listed_less_often(
+    objects: int, is_watch_new: bool, intervals: int, api: tuple[Lists, Kube], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lists, kube = api
+    waits = count_waits(monkeypatch)
+    resync = build_resync(kube)
+    lists.objects = {"FineTuneJob": [build_body(f"tune-{number}") for number in range(objects)]}
+    running = asyncio.create_task(resync.run())
+    lists.allow_lists(1)
+    await settle()
+    if is_watch_new:
+        resync.list_soon()
+    # The next list begins, and waits for its answer.
+    for _ in range(intervals - 1):
+        waits.release()
+        await settle()
+        assert resync._begun == 1
+    waits.release()
+    await settle()
+    assert resync._begun == 2
+    await stop(running)

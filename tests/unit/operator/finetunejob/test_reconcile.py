@@ -526,6 +526,27 @@ async def test_delays_grow_while_it_fails_and_the_key_goes_with_the_job() -> Non
     assert (world.next_look(), world.kube.asked) == (None, [])
 
 
+async def test_a_finished_job_is_left_alone_until_one_of_its_objects_changes() -> None:
+    world = World(StandIn(submitted(runPolicy={"activeDeadlineSeconds": 1})))
+    await world.look()
+    world.start_pod("tune-train-1")
+    world.watch()
+    await world.look()
+    world.seconds = 60
+    while world.kube.done("create", "apply", "delete", "status"):
+        await world.look()
+        world.watch()
+    # The pod of the deleted Job still runs.
+    wait = (world.next_look() or 0) - world.seconds
+    assert (world.status["phase"], 24 <= wait <= 30) == ("Failed", True)
+    world.kube.objects = {key: body for key, body in world.kube.objects.items() if key[0] != "Pod"}
+    world.kube.version += 1
+    world.watch()
+    await world.look()
+    wait = (world.next_look() or 0) - world.seconds
+    assert (world.kube.asked, 480 <= wait <= 600) == ([], True)
+
+
 async def test_a_job_that_is_being_deleted_is_left_alone() -> None:
     body = submitted()
     body["metadata"]["deletionTimestamp"] = "2026-08-01T12:00:00Z"

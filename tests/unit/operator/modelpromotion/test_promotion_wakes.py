@@ -174,9 +174,9 @@ async def test_a_move_that_is_refused_in_other_words_each_time_is_tried_less_and
     assert (simulation.status().phase, simulation.registry.aliases["champion"]) == ("Promoted", "2")
 
 
-async def test_a_promotion_at_rest_is_left_in_peace() -> None:
+async def test_a_promotion_at_rest_is_read_once_per_resync_interval() -> None:
     simulation, watch = await at_rest()
     await simulation.settle()
     watch.passes = 0
-    await watch.run(100)
-    assert watch.passes == 0
+    await watch.run(int(3 * simulation.settings.resync_seconds))
+    assert 3 <= watch.passes <= 4

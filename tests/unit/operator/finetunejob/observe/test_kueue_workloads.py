@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -196,9 +197,17 @@ class Slow(StandIn):
         self.is_asked, self.may_answer = asyncio.Event(), asyncio.Event()
 
     async def list(
-        self, kind: str, namespace: str | None, *, metadata_only: bool = False, **selectors: str
+        self,
+        kind: str,
+        namespace: str | None,
+        *,
+        metadata_only: bool = False,
+        project: Callable[[Json], Json] | None = None,
+        **selectors: str,
     ) -> Listing:
-        listing = await super().list(kind, namespace, metadata_only=metadata_only, **selectors)
+        listing = await super().list(
+            kind, namespace, metadata_only=metadata_only, project=project, **selectors
+        )
         self.is_asked.set()
         await self.may_answer.wait()
         return listing
