@@ -22,6 +22,9 @@ _PATIENCE_SECONDS = 0.25
 _FRESH_SHARE = 0.8
 # Poll intervals for which a response is used while a newer response is read.
 _MAX_INTERVALS = 3.0
+# How long a complete answer is used while a newer answer is read. A pass over a job that does not change comes after a minute at the latest.
+# NB: with a shorter time, each of these passes would have no answer at first, and the new answer would cause a second pass.
+_COMPLETE_SECONDS = 90.0
 # If more outcomes are stored, all are discarded.
 _MAX_OUTCOMES = 8192
 # With more jobs than this rate allows, each job is read less often: of 2,000 jobs, each every 20 s.
@@ -98,6 +101,7 @@ class _Outcome(Generic[Answer]):
         is_unseen: whether no pass has received the outcome yet. The next pass receives it at any age: if the outcome were too old for
             the pass that it woke, this pass would ask again, and a slow server would cause endless passes.
         is_news: whether the outcome differs from the one before.
+        seen_version: the resource version of the job when a pass last received the outcome; empty if no pass has.
     """
 
     asked_at: float
@@ -106,6 +110,7 @@ class _Outcome(Generic[Answer]):
     error: BaseException | None = None
     is_unseen: bool = True
     is_news: bool = True
+    seen_version: str = ""
 
 
 class _Read(NamedTuple):
@@ -115,6 +120,11 @@ class _Read(NamedTuple):
     task: asyncio.Task[None]
 
 
+def _is_never_complete(_question: Hashable, _answer: object) -> bool:
+    """The default of `is_complete`."""
+    return False
+
+
 @dataclass
 class BackgroundReads(Generic[Answer]):
     """The last outcomes and the running reads of FineTuneJobs, by uid.
@@ -122,11 +132,14 @@ class BackgroundReads(Generic[Answer]):
     Attributes:
         takes_turns: whether a read counts against `pace.threads` from start to end. False if `ask` uses no thread, or observes the
             limits itself, as for jobs that share an answer: they wait for a single read, which takes one turn.
+        is_complete: whether nothing is missing in the answer to a question. A policy may fail a job if something is missing, and must not
+            do so because of an old answer, so only a complete answer is used for longer than `max_age.usable`.
     """
 
     pace: ReadPace
     max_age: MaxAge
     takes_turns: bool = True
+    is_complete: Callable[[Hashable, Answer], bool] = _is_never_complete
     _outcomes: dict[str, _Outcome[Answer]] = field(default_factory=dict)
     _reads: dict[str, _Read] = field(default_factory=dict)
 
@@ -152,7 +165,7 @@ class BackgroundReads(Generic[Answer]):
         """
         outcome = self._find(ftj, question, self.max_age.fresh * self._stretch)
         if outcome is not None:
-            return self._take(ftj.uid, outcome)
+            return self._take(ftj, outcome)
         running = self._reads.get(ftj.uid)
         # If this question is already being read, an earlier pass has waited for the answer, so this pass does not.
         if running is None or running.question != question:
@@ -161,10 +174,12 @@ class BackgroundReads(Generic[Answer]):
                 read.add_done_callback(lambda ended: self._wake(ftj, ended))
         outcome = self._find(ftj, question, self.max_age.usable * self._stretch)
         if outcome is None:
+            outcome = self._find_complete(ftj, question)
+        if outcome is None:
             # The answer of the running read is news, even if it equals the answer that is too old.
             self._outcomes.pop(ftj.uid, None)
             return None
-        return self._take(ftj.uid, outcome)
+        return self._take(ftj, outcome)
 
     def forget(self, ftj: FineTuneJob, *, cancel: bool = False) -> None:
         """Discard the last response and the response of a running read: the server was written to, or the job was deleted.
@@ -191,11 +206,19 @@ class BackgroundReads(Generic[Answer]):
         is_young = self.pace.clock() - outcome.asked_at < max_age
         return outcome if outcome.is_unseen or is_young else None
 
-    def _take(self, uid: str, outcome: _Outcome[Answer]) -> Answer | None:
+    def _find_complete(self, ftj: FineTuneJob, question: Hashable) -> _Outcome[Answer] | None:
+        """The outcome of this question if it is complete, not very old, and the job is as it was when a pass last received the outcome."""
+        outcome = self._find(ftj, question, _COMPLETE_SECONDS)
+        if outcome is None or outcome.answer is None or outcome.seen_version != ftj.version:
+            return None
+        return outcome if self.is_complete(question, outcome.answer) else None
+
+    def _take(self, ftj: FineTuneJob, outcome: _Outcome[Answer]) -> Answer | None:
         """Mark an outcome as received, and return its answer or raise its error."""
         outcome.is_unseen = False
+        outcome.seen_version = ftj.version
         if outcome.error:
-            del self._outcomes[uid]
+            del self._outcomes[ftj.uid]
             raise outcome.error
         return outcome.answer
 

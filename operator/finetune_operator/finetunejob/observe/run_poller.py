@@ -5,7 +5,7 @@ Both are read once per poll interval, the run together with the runs of other jo
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -75,7 +75,7 @@ class RunPoller:
         # NB: a read occupies no thread while it waits for the batch that includes its run. So only its login and
         # its questions take turns.
         self._reads = BackgroundReads[Mlflow | None](
-            self.pace, MaxAge.of_polled(self.settings), takes_turns=False
+            self.pace, MaxAge.of_polled(self.settings), takes_turns=False, is_complete=_is_complete
         )
         self._batches = RunBatches(self.pace.clock)
 
@@ -198,6 +198,12 @@ def _build_query(ftj: FineTuneJob, *, has_pods: bool) -> _Query | None:
         return None
     is_unregistered = ftj.holds(ConditionType.TRAINED) and not ftj.holds(ConditionType.REGISTERED)
     return _Query(run_id, includes_version=is_unregistered and ftj.spec.register_ is not None)
+
+
+def _is_complete(query: Hashable, mlflow: Mlflow | None) -> bool:
+    """Whether MLflow has the run, and nothing else was requested."""
+    asks_for_run_alone = isinstance(query, _Query) and not query.includes_version
+    return asks_for_run_alone and mlflow is not None and mlflow.writable_run is not None
 
 
 def _ask_server(tracked: Tracked, question: Callable[[], Answer]) -> Answer:

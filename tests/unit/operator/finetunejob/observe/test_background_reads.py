@@ -234,6 +234,29 @@ async def test_an_error_that_no_pass_waited_for_is_raised_in_the_next_pass() -> 
     assert len(world.questions) == 2
 
 
+# Whether the answer is complete, the resource version of the job in the next pass, the time of that pass, and whether it gets the answer.
+OLD_ANSWERS: dict[str, tuple[bool, str, float, bool]] = {
+    "it is complete": (True, "1", 89.9, True),
+    "something is missing in it": (False, "1", 89.9, False),
+    "the job has changed": (True, "2", 89.9, False),
+    "it is very old": (True, "1", 90.0, False),
+}
+
+
+@pytest.mark.parametrize(
+    ("is_complete", "version", "clock", "is_used"), OLD_ANSWERS.values(), ids=OLD_ANSWERS
+)
+async def test_a_complete_answer_is_used_for_longer_while_the_job_does_not_change(
+    is_complete: bool, version: str, clock: float, is_used: bool
+) -> None:
+    world = World(patience=0.001)
+    world.reads.is_complete = lambda question, answer: is_complete and (question, answer) == ("run 1", first)
+    first = await world.read()
+    world.answers_at_once, world.clock = False, clock
+    answer = await world.read(job=dataclasses.replace(ftj(), version=version))
+    assert answer == (first if is_used else None)
+
+
 async def test_a_late_answer_that_the_passes_know_brings_no_pass() -> None:
     world = World(patience=0.001)
 

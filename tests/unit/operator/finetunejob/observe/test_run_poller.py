@@ -364,3 +364,21 @@ async def test_a_login_waits_for_the_turn_of_its_namespace(monkeypatch: pytest.M
         assert logins == []
     await asyncio.wait_for(reading, 5)
     assert logins == [job.uid]
+
+
+# Whether a version was requested, the answer, and whether it is complete.
+COMPLETE: dict[str, tuple[bool, Mlflow | None, bool]] = {
+    "the run is there": (False, tracked(), True),
+    "a version is waited for": (True, tracked(), False),
+    "the run is gone": (False, Mlflow(), False),
+    "MLflow is away": (False, Mlflow(problem=Problem(ConditionReason.MLFLOW_UNREACHABLE, "away")), False),
+    "there is no server": (False, None, False),
+}
+
+
+@pytest.mark.parametrize(("includes_version", "mlflow", "expected"), COMPLETE.values(), ids=COMPLETE)
+def test_an_answer_in_which_something_is_missing_is_not_complete(
+    includes_version: bool, mlflow: Mlflow | None, expected: bool
+) -> None:
+    query = run_poller._Query("r1", includes_version=includes_version)
+    assert run_poller._is_complete(query, mlflow) is expected
