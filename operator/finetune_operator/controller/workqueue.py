@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 _FIRST_BACKOFF_SECONDS = 0.5
-_MAX_BACKOFF_SECONDS = 60.0
+_MAX_BACKOFF_SECONDS = 30.0
 # Keeps the power finite; fewer doublings already exceed the maximum backoff.
 _MAX_DOUBLINGS = 10
 

@@ -22,8 +22,8 @@ from finetune_operator.finetunejob.model import FineTuneJob
 from finetune_operator.finetunejob.observe import run_poller
 from finetune_operator.finetunejob.preparation import backends
 
-LONGEST_WAIT_SECONDS = 600.0
-"""How long a quiet job waits for its next pass, in case a watch and a list missed a change."""
+LONGEST_WAIT_INTERVALS = 20
+"""The resync intervals that a quiet job waits for its next pass, which comes in case a watch and a list missed a change: ten minutes."""
 
 
 def is_quiet(ftj: FineTuneJob, jobs: Iterable[Json], pods: Iterable[Json]) -> bool:

@@ -103,7 +103,7 @@ class FineTuneJobReconciler(Reconciler):
             return seconds
         ftj, owner = read_finetunejob(body, self.settings.defaults), Owner(meta["namespace"], meta["uid"])
         is_quiet = quiet.is_quiet(ftj, self.store.jobs_of(owner), self.store.pods_of(owner))
-        return max(quiet.LONGEST_WAIT_SECONDS, seconds) if is_quiet else seconds
+        return seconds * quiet.LONGEST_WAIT_INTERVALS if is_quiet else seconds
 
     async def report_internal_error(self, body: Json, message: str) -> None:
         """Report in the status that the job cannot be reconciled; the status of a finished job stays."""

@@ -72,7 +72,7 @@ class StatusBuilder(ABC, Generic[Status]):
     def update(self, **fields: Any) -> None:
         """Set fields of the status."""
         status = self.status
-        # NB: a field that was never set differs from one that was set to its default, which the dump of the status shows.
+        # NB: statuses are equal only if the same fields were set, so a field that was never set must be set even to its default.
         changes = {
             name: value
             for name, value in fields.items()

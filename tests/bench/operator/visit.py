@@ -22,7 +22,7 @@ from support.waiting import wait_for
 
 # NB: longer than the goal, so that what misses it is measured too.
 _SECONDS_TO_RESTART = 600.0
-# A resync of the operator comes every 30 seconds.
+# The operator lists all objects again 30 seconds after its watches began.
 _SECONDS_AFTER_RESTART = 35.0
 _SECONDS_TO_REST = 5.0
 # The operator says that pods cannot start when they have not started for ten seconds.

@@ -113,7 +113,7 @@ def test_the_delay_grows_with_each_failure_and_starts_anew_after_a_success(
     queue: WorkQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(random, "uniform", lambda low, high: (low + high) / 2)
-    assert [queue.retry("a") for _ in range(10)] == [0.5, 1, 2, 4, 8, 16, 32, 60, 60, 60]
+    assert [queue.retry("a") for _ in range(10)] == [0.5, 1, 2, 4, 8, 16, 30, 30, 30, 30]
     assert queue.retry("b") == 0.5
     queue.forget("a")
     assert queue.retry("a") == 0.5
