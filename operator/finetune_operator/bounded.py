@@ -17,13 +17,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from urllib.parse import urlsplit
-from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 from yarl import URL
 
 from finetune_operator.fence import PROCESS_FENCE, NotLeaderError
+from finetune_operator.proxy import find_proxy
 
 TIMEOUT_SECONDS = 10.0
 _CHUNK_BYTES = 64 * 1024
@@ -183,7 +182,7 @@ async def _exchange(
     except ValueError:
         raise AddressError("its address is not valid") from None
     try:
-        # NB: trust_env would read the proxies, but also send the passwords in a .netrc, so `_find_proxy` reads the proxies.
+        # NB: trust_env would read the proxies, but also send the passwords in a .netrc, so `find_proxy` reads the proxies.
         async with (
             # The fence also cancels the request at the timeout; for a write, the timeout may be shorter than TIMEOUT_SECONDS.
             PROCESS_FENCE.limit(method, TIMEOUT_SECONDS, is_read=is_read) as timeout_seconds,
@@ -196,7 +195,7 @@ async def _exchange(
                 address,
                 data=body,
                 headers=headers,
-                proxy=_find_proxy(str(address)),
+                proxy=find_proxy(str(address)),
                 ssl=create_ssl_context(),
                 allow_redirects=False,
             ) as response:
@@ -246,12 +245,6 @@ os.register_at_fork(after_in_child=_start_loop.cache_clear)
 def create_ssl_context() -> ssl.SSLContext:
     """The TLS context with the authorities of SSL_CERT_FILE or, without it, of the operator's image."""
     return ssl.create_default_context()
-
-
-def _find_proxy(url: str) -> str | None:
-    """The proxy for an address, from HTTPS_PROXY, HTTP_PROXY and NO_PROXY."""
-    parts = urlsplit(url)
-    return None if proxy_bypass(parts.netloc) else getproxies().get(parts.scheme)
 
 
 async def _read_body(response: aiohttp.ClientResponse, max_bytes: int, take: BodyConsumer) -> None:

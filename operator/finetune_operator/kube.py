@@ -16,6 +16,7 @@ from kubernetes.aio import client, config
 from finetune_crds.base import GROUP, VERSION, Json
 from finetune_operator import metrics, names
 from finetune_operator.fence import PROCESS_FENCE, READING_METHODS, Fence, NotLeaderError
+from finetune_operator.proxy import find_proxy
 
 _TIMEOUT_SECONDS = 30
 _MAX_RETRY_AFTER_SECONDS = 60
@@ -92,7 +93,11 @@ class Kube:
             config.load_incluster_config()
         except config.ConfigException:
             await config.load_kube_config()
-        self._api = client.ApiClient()
+        configuration = client.Configuration.get_default_copy()
+        # NB: with trust_env, aiohttp reads the proxies and .netrc in threads, for each request.
+        configuration.client_session_kwargs = {"trust_env": False, "cookie_jar": aiohttp.DummyCookieJar()}
+        configuration.proxy = configuration.proxy or find_proxy(configuration.host)
+        self._api = client.ApiClient(configuration)
         return self
 
     async def __aexit__(self, *_: object) -> None:

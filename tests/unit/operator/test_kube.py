@@ -58,17 +58,39 @@ async def server() -> AsyncIterator[Server]:
 
 @pytest.fixture
 async def kube(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Kube]:
+    write_config(tmp_path, monkeypatch, server.url)
+    async with Kube() as client:
+        yield client
+
+
+def write_config(folder: Path, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    """Let Kube find a kubeconfig that names this API server."""
     config = {
         "current-context": "c",
         "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],
-        "clusters": [{"name": "k", "cluster": {"server": server.url}}],
+        "clusters": [{"name": "k", "cluster": {"server": url}}],
         "users": [{"name": "u", "user": {"token": "s3cr3t"}}],
     }
-    file = tmp_path / "kubeconfig"
+    file = folder / "kubeconfig"
     file.write_text(yaml.safe_dump(config), encoding="utf-8")
     monkeypatch.setattr("kubernetes.aio.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(file))
+
+
+async def test_the_proxy_of_the_environment_is_read_once(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", server.url)
+    server.answers = [(200, {"by": "the proxy"})]
+    write_config(tmp_path, monkeypatch, "http://kubernetes.example:6443")
     async with Kube() as client:
-        yield client
+        monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+        assert await client.get("Pod", "team", "a") == {"by": "the proxy"}
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    write_config(tmp_path, monkeypatch, server.url)
+    server.answers = [(200, {"by": "the API server"})]
+    async with Kube() as client:
+        monkeypatch.delenv("no_proxy")
+        assert await client.get("Pod", "team", "a") == {"by": "the API server"}
 
 
 PATHS: dict[str, tuple[tuple[str, ...], str]] = {
