@@ -137,7 +137,14 @@ class Operator:
         )
         namespaces = NamespaceReader(kube, time.monotonic)
         applier = FineTuneJobApplier(
-            kube, store, observer.poller, observer.preparations, observer.leases, writer, namespaces
+            kube,
+            store,
+            observer.poller,
+            observer.run_creator,
+            observer.preparations,
+            observer.leases,
+            writer,
+            namespaces,
         )
         finetunejobs = FineTuneJobReconciler(store, queues.finetunejobs, observer, applier, settings)
         return cls(

@@ -65,6 +65,7 @@ _NORMAL_REASONS = {ConditionReason.SCALING_UP}
 _SILENT_REASONS = {
     ConditionReason.MLFLOW_NOT_CONFIGURED,
     ConditionReason.STORAGE_NOT_CONFIGURED,
+    ConditionReason.SPLITS_GIVEN,
     ConditionReason.PODS_ADMITTED,
     ConditionReason.NOT_CHECKED,
     ConditionReason.PODS_RUNNING,

@@ -37,11 +37,11 @@ from finetune_operator.finetunejob.model import (
 from finetune_operator.finetunejob.observe.databricks_preparations import PreparationReader
 from finetune_operator.finetunejob.observe.namespaces import NamespaceReader
 from finetune_operator.finetunejob.observe.preparation_leases import PreparationLeases
+from finetune_operator.finetunejob.observe.run_creator import RunCreator
 from finetune_operator.finetunejob.observe.run_poller import RunPoller
 from finetune_operator.finetunejob.preparation import backends
 from finetune_operator.finetunejob.transitions import count_transitions
 from finetune_operator.kube import Kube, KubeError
-from finetune_operator.mlflow.model import Run
 from finetune_operator.mlflow.runs import Server
 from finetune_operator.registry.base import MoveAlias
 from finetune_operator.registry.tracked import Tracked
@@ -71,6 +71,7 @@ class FineTuneJobApplier:
 
     Attributes:
         poller: opens the MLflow server and the registry of a job.
+        run_creator: creates the MLflow run of a job.
         preparations: writes to the Databricks workspace of a job.
         leases: takes the Leases of preparations.
         writer: moves the aliases of registered models.
@@ -80,6 +81,7 @@ class FineTuneJobApplier:
     kube: Kube
     store: Store
     poller: RunPoller
+    run_creator: RunCreator
     preparations: PreparationReader
     leases: PreparationLeases
     writer: AliasWriter
@@ -262,6 +264,9 @@ class FineTuneJobApplier:
                 return ActionResult(action, databricks_run_id=run_id)
             case _:
                 try:
+                    if isinstance(action, EnsureRun):
+                        tags = {**action.tags, **await self.namespaces.build_tags(ftj.namespace)}
+                        return await self.run_creator.create(ftj, replace(action, tags=tags))
                     return await self._write_to_mlflow(ftj, action)
                 finally:
                     # Even a failed write may have changed what the poller has read.
@@ -275,12 +280,6 @@ class FineTuneJobApplier:
             return ActionResult(action)
         server = tracked.server
         match action:
-            case EnsureRun():
-                tags = {**action.tags, **await self.namespaces.build_tags(ftj.namespace)}
-                run = await self.poller.ask(
-                    ftj, tracked, server.uri, partial(_ensure_run, server, ftj, replace(action, tags=tags))
-                )
-                return ActionResult(action, run=run, server=server.uri)
             case FinishRun():
                 await self.poller.ask(ftj, tracked, server.uri, partial(_finish_run, server, ftj, action))
             case LogMetrics():
@@ -301,12 +300,6 @@ class FineTuneJobApplier:
         except ExternalError as error:
             tracked.refused(error)
             raise
-
-
-def _ensure_run(server: Server, ftj: FineTuneJob, action: EnsureRun) -> Run:
-    run = server.ensure_run(ftj.uid, action.experiment, action.run_name, action.tags)
-    log.info("%s is tracked in MLflow run %s", ftj.key, run.run_id)
-    return run
 
 
 def _finish_run(server: Server, ftj: FineTuneJob, action: FinishRun) -> None:

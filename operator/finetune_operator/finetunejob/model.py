@@ -51,6 +51,12 @@ class FineTuneJob:
         return any(item.type == kind and item.status == "True" for item in self.status.conditions)
 
     @property
+    def has_requested_run(self) -> bool:
+        """Whether the status names the MLflow run, or records why it could not be created."""
+        is_reported = any(item.type == ConditionType.TRACKED for item in self.status.conditions)
+        return is_reported or self.status.run_id is not None
+
+    @property
     def key(self) -> str:
         """namespace/name."""
         return f"{self.namespace}/{self.name}"
@@ -315,6 +321,7 @@ class ActionResult:
         server: address of the MLflow server that has this run.
         databricks_run_id: the run that was submitted or canceled, if there is one.
         problem: why the action failed; None if it succeeded.
+        pending_seconds: for how long the action has been going on; None if it is over. A later pass requests it again, and gets its result.
     """
 
     action: Action
@@ -322,6 +329,7 @@ class ActionResult:
     server: str = ""
     databricks_run_id: str | None = None
     problem: Problem | None = None
+    pending_seconds: float | None = None
 
 
 @dataclass(frozen=True)

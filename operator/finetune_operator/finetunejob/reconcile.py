@@ -15,8 +15,8 @@ from finetune_operator import names
 from finetune_operator.controller.leases import LeaseBusy
 from finetune_operator.controller.reconciler import BUSY_SECONDS, Reconciler, utc_now
 from finetune_operator.errors import ExternalError
-from finetune_operator.finetunejob import quiet
-from finetune_operator.finetunejob.apply import FineTuneJobApplier, NameTaken
+from finetune_operator.finetunejob import deferral, quiet
+from finetune_operator.finetunejob.apply import Applied, FineTuneJobApplier, NameTaken
 from finetune_operator.finetunejob.children import Owner
 from finetune_operator.finetunejob.decide import decide, decide_deletion
 from finetune_operator.finetunejob.decide.action_results import record_results
@@ -61,22 +61,15 @@ class FineTuneJobReconciler(Reconciler):
             if decision.dry_runs:
                 answer = await self.observer.dry_runner.run(ftj, decision.dry_runs)
                 decision = decide(ftj, replace(observed, dry_run_answer=answer), now, self.settings)
-            wrote_status = await self._carry_out(ftj, decision, now)
+            delay = await self._carry_out(ftj, decision, now)
         except LeaseBusy as error:
             log.debug("%s: %s", ftj.key, error)
             return BUSY_SECONDS
         except (KubeError, NameTaken) as error:
             await self._report(ftj, decision, error)
             raise
-        # Read back at once what was written to MLflow or Databricks, except for a canceled run, whose end takes a while.
-        has_written_run = any(not isinstance(action, CancelRun) for action in decision.actions)
-        # NB: the API server's response to a changed finalizer or a scaled Job may include changes by other clients. The store then has
-        # these changes before their events arrive, so these events cause no pass: the result must cause the next pass.
-        has_patched = decision.finalizer is not None or bool(decision.scaled)
-        if has_written_run or has_patched:
-            return 0.0
-        delays = [_SETTLE_SECONDS if wrote_status else None, decision.requeue_seconds]
-        return min((delay for delay in delays if delay is not None), default=None)
+        delays = [delay, decision.requeue_seconds]
+        return min((seconds for seconds in delays if seconds is not None), default=None)
 
     async def _release(self, ftj: FineTuneJob) -> float | None:
         """One pass over a job that is being deleted: cancel its Databricks run, then remove the finalizer."""
@@ -114,8 +107,10 @@ class FineTuneJobReconciler(Reconciler):
         status = with_condition(ftj.status, kind, None, reason, message, now=now, generation=ftj.generation)
         await self.applier.write_status(ftj, Decision(status=summarize_status(ftj, status, now)), now)
 
-    async def _carry_out(self, ftj: FineTuneJob, decision: Decision, now: datetime) -> bool:
-        """Apply a decision, write the status with the results, and return whether the status changed.
+    async def _carry_out(self, ftj: FineTuneJob, decision: Decision, now: datetime) -> float | None:
+        """Apply a decision, and write the status with the results unless it may wait. Returns the seconds until the pass that must follow.
+
+        They are None if no pass must follow.
 
         Raises:
             KubeError: the API server refused something, or could not be reached.
@@ -125,12 +120,17 @@ class FineTuneJobReconciler(Reconciler):
         """
         applied = await self.applier.apply(ftj, decision)
         decision = record_results(ftj, decision, applied.results, self.settings, now=now)
+        delay = deferral.find_delay(ftj.status, decision, applied.results)
+        if delay is not None and not applied.failure:
+            return delay
         wrote_status = await self.applier.write_status(ftj, decision, now)
         if applied.failure:
             raise applied.failure
         if decision.finalizer is not None:
             await self.applier.set_finalizer(ftj, is_needed=decision.finalizer)
-        return wrote_status
+        if _must_read_back(decision, applied):
+            return 0.0
+        return _SETTLE_SECONDS if wrote_status else None
 
     async def _report(self, ftj: FineTuneJob, decision: Decision, error: KubeError | NameTaken) -> None:
         """Report in the status why the children cannot be created; any other error of the API server is only raised."""
@@ -156,6 +156,19 @@ class FineTuneJobReconciler(Reconciler):
             await self.applier.write_status(ftj, Decision(status=summarize_status(ftj, status, now)), now)
         except KubeError as status_error:
             log.warning("%s: failed to write the status: %s", ftj.key, status_error)
+
+
+def _must_read_back(decision: Decision, applied: Applied) -> bool:
+    """Whether the next pass must read at once what a pass has written."""
+    # NB: the API server's response to a changed finalizer or a scaled Job may include changes by other clients. The store then has these
+    # changes before their events arrive, so these events cause no pass.
+    has_patched = decision.finalizer is not None or bool(decision.scaled)
+    # A write to MLflow or Databricks that is over, except for a canceled run, whose end takes a while.
+    has_written = any(
+        not isinstance(result.action, CancelRun) and result.pending_seconds is None
+        for result in applied.results
+    )
+    return has_patched or has_written
 
 
 def _status_without_children(ftj: FineTuneJob, decision: Decision) -> FineTuneJobStatus:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import time
 from collections.abc import Iterable, Mapping
@@ -23,6 +24,8 @@ from finetune_operator.mlflow.client import (
     read_pages,
 )
 from finetune_operator.mlflow.model import Run
+
+log = logging.getLogger(__name__)
 
 _USER = "finetune-operator"
 # The ids that MLflow allows. NB: ids from a server that a user names are shown in statuses, so each id is checked.
@@ -89,28 +92,35 @@ class Server:
             runs = [_parse_run(item) for item in answer.get("runs") or []]
         return {run.run_id: run for run in runs if not run.is_deleted}
 
-    def ensure_run(self, uid: str, experiment: str, run_name: str, tags: Mapping[str, str]) -> Run:
+    def ensure_run(
+        self,
+        uid: str,
+        experiment: str,
+        run_name: str,
+        tags: Mapping[str, str],
+        experiment_id: str | None = None,
+    ) -> Run:
         """The run of a job, which is created if it does not exist.
+
+        Args:
+            experiment_id: the id that the experiment had a short while ago, which saves a request; None if it is not known.
 
         Raises:
             ExternalError: the server cannot be reached, or refuses.
         """
         client = self._client
+        if experiment_id:
+            try:
+                run = _find_job_run(client, experiment_id, uid)
+                return run or _create_run(client, experiment_id, run_name, tags)
+            except RefusedError:
+                # The experiment may have been deleted meanwhile, and another one may have its name.
+                log.info(
+                    "%s refuses a run in experiment %s: reading the experiment again", self.uri, experiment
+                )
         existing = _get_experiment(client, experiment)
         run = _find_job_run(client, _experiment_id(client, existing), uid) if existing else None
-        if run:
-            return run
-        every_tag = {**tags, "mlflow.runName": run_name, "mlflow.user": _USER}
-        answer = client.post(
-            "runs/create",
-            experiment_id=_ensure_experiment(client, experiment, existing),
-            user_id=_USER,
-            start_time=_now_milliseconds(),
-            tags=[{"key": key, "value": value} for key, value in every_tag.items()],
-            run_name=run_name,
-        )
-        with client.parsing_answer():
-            return _parse_run(answer["run"])
+        return run or _create_run(client, _ensure_experiment(client, experiment, existing), run_name, tags)
 
     def finish_run(self, run_id: str, status: str) -> None:
         """Close a run. `status`: FINISHED, FAILED or KILLED.
@@ -235,6 +245,20 @@ def _find_job_run(client: Client, experiment_id: str, uid: str) -> Run | None:
     with client.parsing_answer():
         runs = [_parse_run(item) for item in answer.get("runs") or []]
     return runs[0] if runs else None
+
+
+def _create_run(client: Client, experiment_id: str, run_name: str, tags: Mapping[str, str]) -> Run:
+    every_tag = {**tags, "mlflow.runName": run_name, "mlflow.user": _USER}
+    answer = client.post(
+        "runs/create",
+        experiment_id=experiment_id,
+        user_id=_USER,
+        start_time=_now_milliseconds(),
+        tags=[{"key": key, "value": value} for key, value in every_tag.items()],
+        run_name=run_name,
+    )
+    with client.parsing_answer():
+        return _parse_run(answer["run"])
 
 
 def _get_experiment(client: Client, name: str) -> Json | None:

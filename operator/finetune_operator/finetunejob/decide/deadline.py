@@ -15,7 +15,9 @@ from finetune_operator.policy.result import Continue, Outcome, Stop
 
 def record_waiting(draft: Draft) -> Outcome:
     """Record when a started job began to wait, and the total time of its earlier waits."""
-    if draft.status.start_time is None:
+    # NB: the pass that created the first Job may not have written its status.
+    has_started = draft.status.start_time is not None or bool(draft.observed.jobs)
+    if not has_started:
         return Continue
     since = draft.status.waiting_since
     if _is_waiting(draft):

@@ -78,11 +78,20 @@ def track(draft: Draft) -> Outcome:
     draft.poll()
     mlflow = draft.observed.mlflow
     if mlflow is None:
-        # MLflow was not read since the status was written: keep the condition.
+        # NB: the creation finds a run that an interrupted pass has created, so MLflow is not read before the first one.
+        if not draft.ftj.has_requested_run:
+            _create_run(draft)
+        # Otherwise, MLflow was not read since the status was written: keep the condition.
         return Continue
     if mlflow.problem:
         draft.set(ConditionType.TRACKED, False, mlflow.problem.reason, mlflow.problem.message)
         return Continue
+    _follow_run(draft, mlflow)
+    return Continue
+
+
+def _follow_run(draft: Draft, mlflow: Mlflow) -> None:
+    """Report the state of the run, and create a run if the job has none that it can log to."""
     match _classify_run(draft, mlflow):
         case Usable(run):
             _report_ready(draft, run)
@@ -97,7 +106,6 @@ def track(draft: Draft) -> Outcome:
                 _create_run(draft)
         case Absent() | Deleted():
             _create_run(draft)
-    return Continue
 
 
 def _classify_run(draft: Draft, mlflow: Mlflow) -> RunState:

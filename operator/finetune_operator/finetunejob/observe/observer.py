@@ -28,6 +28,7 @@ from finetune_operator.finetunejob.observe.pod_events import PodEventReader
 from finetune_operator.finetunejob.observe.preparation_leases import PreparationLeases
 from finetune_operator.finetunejob.observe.promoted_aliases import promoted_aliases
 from finetune_operator.finetunejob.observe.rejections import read_rejections
+from finetune_operator.finetunejob.observe.run_creator import RunCreator
 from finetune_operator.finetunejob.observe.run_poller import RunPoller
 from finetune_operator.finetunejob.observe.spark_executors import ExecutorReader
 from finetune_operator.finetunejob.references import resumed_job_name
@@ -80,6 +81,7 @@ class FineTuneJobObserver:
     pace: ReadPace
     cache: ChildCache = field(init=False)
     poller: RunPoller = field(init=False)
+    run_creator: RunCreator = field(init=False)
     preparations: PreparationReader = field(init=False)
     dry_runner: DryRunner = field(init=False)
     leases: PreparationLeases = field(init=False)
@@ -94,6 +96,7 @@ class FineTuneJobObserver:
         self._revisions = RevisionReader(self.kube, self.pace)
         self.cache = ChildCache(self.kube, self.store)
         self.poller = RunPoller(self.kube, self.settings, self.pace)
+        self.run_creator = RunCreator(self.poller, self.pace)
         self._alias_versions = AliasVersionReader(self.poller, self.settings, self.pace)
         self.preparations = PreparationReader(self.kube, self.settings, self.pace)
         self.dry_runner = DryRunner(self.kube, clock)
@@ -156,6 +159,7 @@ class FineTuneJobObserver:
     def forget(self, ftj: FineTuneJob) -> None:
         """Discard everything that was read about a deleted job."""
         self.poller.forget(ftj)
+        self.run_creator.forget(ftj)
         self.preparations.forget(ftj)
         self.dry_runner.forget(ftj)
         self._revisions.forget(ftj)

@@ -23,7 +23,7 @@ from finetune_operator.mlflow.model import Run
 from finetune_operator.registry.base import RegisteredVersion
 from finetune_operator.registry.outages import Outages
 from finetune_operator.registry.tracked import Tracked, open_tracked
-from finetune_operator.settings import Settings
+from finetune_operator.settings import DATABRICKS, Settings
 from finetune_operator.text import normalize_address
 
 
@@ -112,6 +112,9 @@ class RunPoller:
         if not server:
             return None
         secret = await secrets.read(self.kube, ftj.namespace, tracking.secret_ref, secrets.TRACKING)
+        if server != DATABRICKS:
+            # Only a login to a workspace asks a server.
+            return open_tracked(self.settings, tracking, secret)
         login = (servers, secrets.build_key(secret))
         return await self.outages.log_in(login, partial(open_tracked, self.settings, tracking, secret))
 
@@ -186,13 +189,13 @@ def has_open_run(ftj: FineTuneJob) -> bool:
 def _build_query(ftj: FineTuneJob, *, has_pods: bool) -> _Query | None:
     """Return the request for MLflow.
 
-    It is None if the spec cannot be read, if a finished job has no open run, if the job cannot have a run before its aliases are pinned,
-    or if no pod of a suspended job logs to its run.
+    It is None if the spec cannot be read, if a finished job has no open run, if the run of the job was not requested yet, or if no pod of a
+    suspended job logs to its run.
     """
     run_id = ftj.status.run_id
     if ftj.spec is None or (ftj.is_finished and not has_open_run(ftj)):
         return None
-    if run_id is None and is_unpinned(ftj):
+    if not ftj.has_requested_run or (run_id is None and is_unpinned(ftj)):
         return None
     if run_id is not None and ftj.spec.suspend and not has_pods:
         return None

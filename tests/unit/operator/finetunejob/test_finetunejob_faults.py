@@ -13,7 +13,8 @@ from finetune_crds.status import SplitCounts
 from finetune_operator.controller.store import KINDS
 from finetune_operator.finetunejob import apply
 from finetune_operator.finetunejob.children import has_ended
-from finetune_operator.finetunejob.model import SetAlias
+from finetune_operator.finetunejob.model import ActionResult, EnsureRun, SetAlias
+from finetune_operator.finetunejob.observe.run_creator import RunCreator
 from finetune_operator.kube import KubeError
 from finetune_operator.mlflow.model import Run
 from finetune_operator.mlflow.runs import Server
@@ -106,11 +107,11 @@ class World:
     def find_version(self, *_: object) -> RegisteredVersion | None:
         return self.version
 
-    def ensure_run(self, *_: object) -> Run:
-        with self.writes.one("ensure run"):
+    async def create_run(self, _ftj: object, action: EnsureRun) -> ActionResult:
+        with self.writes.one("create run"):
             if not self.runs:
                 self.runs.append(Run("r1", "e1", "RUNNING"))
-            return self.runs[0]
+            return ActionResult(action, run=self.runs[0], server=SETTINGS.tracking_uri)
 
     def finish_run(self, run_id: str, status: str) -> None:
         with self.writes.one("finish run"):
@@ -268,7 +269,7 @@ async def test_the_operator_may_end_at_every_write(name: str, monkeypatch: pytes
         monkeypatch.setattr(Server, "find_run", simulation.find_run)
         monkeypatch.setattr(Server, "find_runs", simulation.find_runs)
         monkeypatch.setattr(MlflowRegistry, "find_version", simulation.find_version)
-        monkeypatch.setattr(Server, "ensure_run", simulation.ensure_run)
+        monkeypatch.setattr(RunCreator, "create", simulation.create_run)
         monkeypatch.setattr(Server, "finish_run", simulation.finish_run)
         monkeypatch.setattr(apply.FineTuneJobApplier, "_set_alias", simulation.set_alias)
         await STORIES[name](simulation)

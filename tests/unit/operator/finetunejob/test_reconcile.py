@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+import threading
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -151,11 +152,10 @@ async def test_a_pass_makes_the_children_then_tells_people_then_writes_the_statu
         ("create", "ConfigMap"),
         ("create", "Job"),
         ("create", "Event"),
-        ("create", "Event"),
         ("status", "FineTuneJob"),
     ]
     assert (world.status["phase"], world.status["attempt"]) == ("Starting", 1)
-    assert world.events() == [("Normal", "SplitsGiven"), ("Normal", "Starting")]
+    assert world.events() == [("Normal", "Starting")]
 
 
 async def test_what_was_written_is_known_before_the_watches_tell_and_nothing_is_written_twice() -> None:
@@ -222,7 +222,7 @@ async def test_events_of_a_pass_that_was_cut_short_are_written_once() -> None:
     world.restart()
     world.store.put("FineTuneJob", world.kube.objects["FineTuneJob", "team", "tune"])
     await world.look()
-    assert written_before == world.events() == [("Normal", "SplitsGiven"), ("Normal", "Starting")]
+    assert written_before == world.events() == [("Normal", "Starting")]
 
 
 async def test_after_a_restart_no_second_gang_starts_beside_pods_whose_job_a_person_deleted() -> None:
@@ -707,6 +707,77 @@ async def test_a_run_that_mlflow_does_not_show_yet_is_created_once(monkeypatch: 
     mlflow.lag, world.seconds = False, 60.0
     await world.look()
     assert world.condition(ConditionType.TRACKED) == (ConditionReason.RUN_READY, "MLflow run r1")
+
+
+async def test_a_new_job_writes_its_status_twice_until_its_pods_exist(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first status records the run before pods log to it. The second describes the pods."""
+    monkeypatch.setattr(Server, "ensure_run", lambda *_: Run("r1", "e1", "RUNNING"))
+    monkeypatch.setattr(Server, "find_runs", lambda *_: {"r1": Run("r1", "e1", "RUNNING")})
+    world = World(settings=SETTINGS)
+    await world.look()
+    assert world.kube.done("create", "status") == [*world.new_events(), "FineTuneJob/tune"]
+    assert (world.status["phase"], world.status["mlflow"]["runId"]) == ("Starting", "r1")
+    assert world.next_look() == world.seconds
+    # The Job is created, and the status waits for pods.
+    await world.look()
+    assert world.kube.done("create", "status") == CHILDREN
+    assert world.next_look() == world.seconds + 1.0
+    world.start_pod("tune-train-1")
+    world.watch()
+    await world.look()
+    assert world.kube.done("create", "status")[-1] == "FineTuneJob/tune"
+    assert (world.status["attempt"], world.status["phase"]) == (1, "Training")
+
+
+@pytest.mark.parametrize("is_restarted", [False, True], ids=["by itself", "after a restart"])
+async def test_a_status_that_waited_is_written_without_pods(
+    monkeypatch: pytest.MonkeyPatch, *, is_restarted: bool
+) -> None:
+    monkeypatch.setattr(Server, "ensure_run", lambda *_: Run("r1", "e1", "RUNNING"))
+    monkeypatch.setattr(Server, "find_runs", lambda *_: {"r1": Run("r1", "e1", "RUNNING")})
+    world = World(settings=SETTINGS)
+    for _ in range(2):
+        await world.look()
+    assert world.status.get("attempt") is None
+    if is_restarted:
+        world.restart()
+        world.watch()
+    await world.look()
+    assert "Job/tune-train-1" not in world.kube.done("create")
+    assert world.kube.done("status") == ["FineTuneJob/tune"]
+    assert (world.status["attempt"], world.status["nodes"]["summary"]) == (1, "0/1")
+
+
+async def test_the_first_status_waits_for_a_slow_run_but_not_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    may_answer = threading.Event()
+
+    def ensure_run(*_: object) -> Run:
+        may_answer.wait(60)
+        return Run("r1", "e1", "RUNNING")
+
+    monkeypatch.setattr(Server, "ensure_run", ensure_run)
+    world = World(settings=SETTINGS)
+    world.reconciler.observer.pace.patience_seconds = 0.01
+    await world.look()
+    assert (world.status, world.next_look()) == ({}, 5.0)
+    world.seconds = 5.0
+    await world.look()
+    assert world.kube.done("create", "status") == [*world.new_events(), "FineTuneJob/tune"]
+    await world.look()
+    assert world.condition(ConditionType.TRAINED) == (
+        ConditionReason.STARTING,
+        "training waits for MLflow: the MLflow run is being created",
+    )
+    # No write is repeated, and no pass follows at once.
+    assert world.kube.done("create", "status") == []
+    assert world.next_look() == world.seconds + SETTINGS.poll_seconds
+    may_answer.set()
+    assert await asyncio.wait_for(world.queue.take(), 60) == KEY
+    world.queue.done(KEY)
+    await world.look()
+    assert world.status["mlflow"]["runId"] == "r1"
 
 
 async def test_numbers_go_to_the_run_before_the_version_says_that_it_has_them(

@@ -488,6 +488,22 @@ def test_a_run_is_not_made_twice(mlflow: Answers) -> None:
     assert "runs/create" not in {path for _, path in mlflow.asked}
 
 
+def test_a_run_in_an_experiment_with_a_known_id_takes_two_requests(mlflow: Answers) -> None:
+    mlflow.by_path["runs/search"] = (200, {"runs": []})
+    mlflow.by_path["runs/create"] = (200, {"run": RUN})
+    assert Server(mlflow.uri, mlflow.uri).ensure_run("u1", "team", "tune", {}, "e1") == FOUND
+    assert [path for _, path in mlflow.asked] == ["runs/search", "runs/create"]
+
+
+def test_an_experiment_whose_known_id_is_refused_is_read_again(mlflow: Answers) -> None:
+    mlflow.by_path["runs/search"] = (200, {"runs": []})
+    mlflow.by_path["runs/create"] = (400, {"error_code": "INVALID_PARAMETER_VALUE", "message": "not active"})
+    deleted = {**EXPERIMENT["experiment"], "lifecycle_stage": "deleted"}
+    mlflow.by_path["experiments/get-by-name"] = (200, {"experiment": deleted})
+    with pytest.raises(ExternalError, match="experiment team was deleted in MLflow"):
+        Server(mlflow.uri, mlflow.uri).ensure_run("u1", "team", "tune", {}, "e1")
+
+
 def test_an_experiment_that_was_deleted_is_named(mlflow: Answers) -> None:
     deleted = {**EXPERIMENT["experiment"], "lifecycle_stage": "deleted"}
     mlflow.by_path["experiments/get-by-name"] = (200, {"experiment": deleted})

@@ -80,7 +80,8 @@ def started(index: int, seconds: float) -> Json:
 
 
 WAITS: dict[str, tuple[FineTuneJobStatus, Observed, dict[str, Any], tuple[float | None, int | None]]] = {
-    "it has not started": (status(), QUEUED, {}, (None, None)),
+    "it has not started": (status(), observed(), {}, (None, None)),
+    "its start is not recorded yet": (status(), PENDING, {}, (60, None)),
     "its Job is in a queue": (running(), QUEUED, {}, (60, None)),
     "it still is": (running(waiting_since=later(10)), QUEUED, {}, (10, None)),
     "no node takes its pods": (running(), PENDING, {}, (60, None)),

@@ -103,6 +103,24 @@ def test_training_waits_for_the_run_that_its_pods_log_to(mlflow: Mlflow | None) 
     assert decision.requeue_seconds == SETTINGS.poll_seconds
 
 
+def test_the_first_run_is_requested_without_reading_mlflow_and_once() -> None:
+    """Its creation finds a run that exists. After a failed creation, MLflow is read before the next one."""
+    jobs = {
+        "new": ftj(),
+        "the creation failed": ftj(status(REFUSED)),
+        "has a run": ftj(running(mlflow=KNOWN)),
+    }
+    decisions = {name: conclude(job, observed(mlflow=None), settings=SETTINGS) for name, job in jobs.items()}
+    assert {
+        name: ([type(item).__name__ for item in decision.actions], decision.status.run_id)
+        for name, decision in decisions.items()
+    } == {
+        "new": (["EnsureRun"], None),
+        "the creation failed": ([], None),
+        "has a run": ([], "r1"),
+    }
+
+
 def test_a_run_that_exists_is_taken_and_none_is_made() -> None:
     decision = conclude(ftj(), observed(mlflow=tracked()), settings=SETTINGS)
     assert decision.actions == ()

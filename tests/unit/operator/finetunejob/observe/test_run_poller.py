@@ -65,8 +65,16 @@ def secret(**values: str) -> Json:
     return {"kind": "Secret", "metadata": {"name": "mlflow"}, "data": data}
 
 
+NOT_CREATED = condition(ConditionType.TRACKED, "False", ConditionReason.MLFLOW_UNREACHABLE)
+
+
+def without_run(*, pinned: Pinned | None = None, **spec: Any) -> FineTuneJob:
+    """A job whose run could not be created, so that it may have one."""
+    return ftj(status(NOT_CREATED, pinned=pinned), **spec)
+
+
 def with_secret(optional: bool = False) -> FineTuneJob:
-    return ftj(tracking={"secretRef": {"name": "mlflow", "optional": optional}})
+    return without_run(tracking={"secretRef": {"name": "mlflow", "optional": optional}})
 
 
 async def test_a_jobs_server_has_its_own_credentials() -> None:
@@ -75,6 +83,11 @@ async def test_a_jobs_server_has_its_own_credentials() -> None:
     assert await world.poller.tracked(with_secret()) == Tracked(Server(uri, uri, Credentials(token="t")))
     assert await world.poller.tracked(ftj()) == Tracked(Server(uri, uri))
     assert await World(settings=NO_MLFLOW).poller.tracked(ftj()) is None
+
+
+async def test_an_mlflow_server_is_opened_without_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asyncio, "to_thread", None)
+    assert await World().poller.tracked(ftj()) == Tracked(Server("http://mlflow:5000", "http://mlflow:5000"))
 
 
 async def test_credentials_that_cannot_be_had_are_a_condition() -> None:
@@ -147,9 +160,10 @@ def mlflow_queries(monkeypatch: pytest.MonkeyPatch) -> Asked:
 
 RUN = MlflowStatus(experiment_id="e1", run_id="r1")
 CLOSED = condition(ConditionType.TRACKED, "True", ConditionReason.RUN_FINISHED)
-WAITS = ftj(model={"base": "models:/m@champion"})
+WAITS = without_run(model={"base": "models:/m@champion"})
 QUESTIONS: dict[str, tuple[FineTuneJob, tuple[str | None, bool] | None]] = {
-    "the run, by the job's uid": (ftj(), (None, False)),
+    "the run, by the job's uid": (without_run(), (None, False)),
+    "nothing before the run was requested": (ftj(), None),
     "the run, by its id": (ftj(running(mlflow=RUN)), ("r1", False)),
     "the version, once trained": (
         ftj(status(PREPARED, TRAINED, mlflow=RUN), register={"model": "m"}),
@@ -160,11 +174,11 @@ QUESTIONS: dict[str, tuple[FineTuneJob, tuple[str | None, bool] | None]] = {
     "nothing once it is": (ftj(status(SUCCEEDED, CLOSED, mlflow=RUN)), None),
     "nothing before its model is known, since it has no run": (WAITS, None),
     "nothing either while such a job is suspended": (
-        ftj(model={"base": "models:/m@champion"}, suspend=True),
+        without_run(model={"base": "models:/m@champion"}, suspend=True),
         None,
     ),
     "the run of a job whose model is known": (
-        ftj(status(pinned=Pinned(base="models:/m/3")), model={"base": "models:/m/3"}),
+        without_run(pinned=Pinned(base="models:/m/3"), model={"base": "models:/m/3"}),
         (None, False),
     ),
     "nothing of a job that failed without a run": (ftj(status(FAILED)), None),
@@ -200,7 +214,7 @@ async def test_the_same_question_is_asked_once_in_a_while(mlflow_queries: Asked)
     world = World()
     for seconds in (0.0, 1.0, 3.9, 4.0, 5.0):
         world.clock = seconds
-        assert await world.poller.poll(ftj()) == tracked()
+        assert await world.poller.poll(without_run()) == tracked()
     assert len(mlflow_queries.questions) == 2
     await world.poller.poll(ftj(running(mlflow=RUN)))
     assert len(mlflow_queries.questions) == 3
@@ -227,10 +241,11 @@ async def test_a_server_that_is_away_is_not_waited_for_by_every_job(mlflow_queri
         {
             "metadata": {"name": "other", "namespace": "team", "uid": "u2", "resourceVersion": "1"},
             "spec": {"model": {"base": "/m"}, "data": {"columns": {"type": "Text", "text": "t"}}},
+            "status": status(NOT_CREATED).to_json(),
         },
         Defaults(),
     )
-    assert await world.poller.poll(ftj()) == Mlflow(problem=AWAY)
+    assert await world.poller.poll(without_run()) == Mlflow(problem=AWAY)
     assert await world.poller.poll(other_job) == Mlflow(problem=AWAY)
     assert len(mlflow_queries.questions) == 1
     world.clock, mlflow_queries.problems, mlflow_queries.run = 5.0, {}, Run("r2", "e1", "RUNNING")
@@ -239,7 +254,7 @@ async def test_a_server_that_is_away_is_not_waited_for_by_every_job(mlflow_queri
 
 def of_team(number: int, **tracking: Any) -> FineTuneJob:
     """A job of a namespace of its own, with a Secret of its own."""
-    job = ftj(tracking={"secretRef": {"name": "mlflow"}} | tracking)
+    job = without_run(tracking={"secretRef": {"name": "mlflow"}} | tracking)
     return dataclasses.replace(job, uid=f"u{number}", namespace=f"team-{number}")
 
 
@@ -255,7 +270,7 @@ def two_teams() -> World:
 async def test_a_server_that_is_away_is_asked_once_whatever_the_secret(mlflow_queries: Asked) -> None:
     world = two_teams()
     mlflow_queries.problems[URI] = AWAY
-    for job in (of_team(1), of_team(2), of_team(2, uri=f"{URI}/"), ftj()):
+    for job in (of_team(1), of_team(2), of_team(2, uri=f"{URI}/"), without_run()):
         assert await world.poller.poll(job) == Mlflow(problem=AWAY)
         world.poller.forget(job)
     assert mlflow_queries.questions == [(URI, None, False)]
@@ -278,7 +293,7 @@ async def test_a_token_that_cannot_be_sent_is_that_of_one_secret(token: str) -> 
     assert mlflow
     assert mlflow.problem
     assert mlflow.problem.reason == ConditionReason.CREDENTIALS_UNREADABLE
-    other_job = await world.poller.poll(dataclasses.replace(ftj(), uid="u2"))
+    other_job = await world.poller.poll(dataclasses.replace(without_run(), uid="u2"))
     assert other_job
     assert other_job.problem
     assert other_job.problem.reason == ConditionReason.MLFLOW_UNREACHABLE
@@ -307,8 +322,9 @@ async def test_a_login_that_fails_is_not_repeated_by_every_job(monkeypatch: pyte
         raise ExternalError(refused)
 
     monkeypatch.setattr(run_poller, "open_tracked", fail)
-    jobs = [dataclasses.replace(of_team(1), uid=f"job-{number}") for number in range(64)]
-    for job in [*jobs, of_team(2)]:
+    first, second = (of_team(number, uri="databricks") for number in (1, 2))
+    jobs = [dataclasses.replace(first, uid=f"job-{number}") for number in range(64)]
+    for job in [*jobs, second]:
         assert await world.poller.poll(job) == Mlflow(problem=refused)
     assert attempts == ["token-1", "token-2"]
     # A Secret that is corrected is used at once.

@@ -249,7 +249,7 @@ def test_a_run_waits_for_the_mlflow_run_and_learns_its_id_and_its_workspace() ->
     # MLflow has not answered yet.
     for unread in (the_job(None), the_job(run("Submitting", run_id=None))):
         waiting = conclude(unread, Observed(), settings=settings)
-        assert waiting.actions == ()
+        assert [type(item).__name__ for item in waiting.actions] == ["EnsureRun"]
         assert said(waiting, ConditionType.PREPARED) == (
             "False",
             "Preparing",
