@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as sf
@@ -128,7 +129,7 @@ def mix_parts(parts: Sequence[Part], form: Form, seed: int) -> DataFrame:
         DataError: a part has no rows.
     """
     frames = [_parse(part.frame, form) for part in parts]
-    counts = [frame.count() for frame in frames]
+    counts = _count_rows(frames)
     for part, count in zip(parts, counts, strict=True):
         if not count:
             raise DataError(
@@ -141,6 +142,14 @@ def mix_parts(parts: Sequence[Part], form: Form, seed: int) -> DataFrame:
         for part, frame, share in zip(parts, frames, compute_shares(parts, counts), strict=True)
     ]
     return _union(sampled)
+
+
+def _count_rows(frames: Sequence[DataFrame]) -> list[int]:
+    """Count the rows of each frame, all in one pass."""
+    parts = (frame.select(sf.lit(number).alias("part")) for number, frame in enumerate(frames))
+    counts = reduce(lambda union, part: union.union(part), parts).groupBy("part").count().collect()
+    rows_by_part = {row["part"]: row["count"] for row in counts}
+    return [rows_by_part.get(number, 0) for number in range(len(frames))]
 
 
 def _parse(frame: DataFrame, form: Form) -> DataFrame:
