@@ -92,6 +92,8 @@ def test_a_second_job_uses_the_version_of_the_first(
     assert prepare_as.find_reusable("second", first.digest, namespace="other") is None
     alone = prepare_as("alone", reuse="Never")
     assert (alone.version, alone.written_by, alone.digest) == (1, None, first.digest)
+    newest = prepare_as.find_reusable("third", first.digest)
+    assert (newest and newest.version, newest and newest.written_by) == (1, "alone")
 
     with pytest.raises(DataError) as failed:
         prepare_as("third", maxTokens=1000)

@@ -191,7 +191,7 @@ def describe_crowd(examples: int) -> str:
 def _count_by_size(members: DataFrame) -> dict[int, int]:
     """Return the number of clusters, by size."""
     sizes = members.groupBy(_FIRST_ID).agg(sf.count(sf.lit(1)).alias("size")).groupBy("size").count()
-    return {row["size"]: row["count"] for row in sizes.orderBy("size").collect()}
+    return dict(sorted((row["size"], row["count"]) for row in sizes.collect()))
 
 
 def _count_by_source(frame: DataFrame, duplicates: DataFrame, source_name: Column) -> dict[str, int]:

@@ -53,7 +53,7 @@ def beginnings(
     shown = frame.where(sf.col("id").isin(chosen_ids)).select(
         "id", sf.substring(text, 1, characters).alias("text")
     )
-    return {row["id"]: row["text"] for row in shown.orderBy("id", "text").collect()}
+    return dict(sorted((row["id"], row["text"]) for row in shown.collect()))
 
 
 def _name(step: str, draw: int) -> str:
