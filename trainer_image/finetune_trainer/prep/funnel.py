@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter as Totals
 from dataclasses import dataclass
 from functools import partial, reduce
 from operator import or_
@@ -12,11 +11,13 @@ from pyspark.sql import functions as sf
 
 from finetune_trainer.examples.columns import find_table_columns
 from finetune_trainer.examples.token_columns import token_columns
+from finetune_trainer.prep import totals
 from finetune_trainer.prep.counts import Counts
 from finetune_trainer.prep.plan import LABEL
 from finetune_trainer.prep.report import lengths
-from finetune_trainer.prep.spark import keep, session
+from finetune_trainer.prep.spark import session
 from finetune_trainer.prep.spark.counter import Counter
+from finetune_trainer.prep.spark.keep import keep
 from finetune_trainer.prep.spark.progress import EVALUATION_SETS, NEAR_DUPLICATES, TOKENS
 from finetune_trainer.prep.steps import (
     conversations,
@@ -89,7 +90,7 @@ class Funnel:
         plan: the preparation that the recipe requests.
         evaluation: evaluation sets; examples that share words with them are dropped.
         progress: shows which step runs.
-        kept_frames: when it closes, it releases the frames that `keep` stored on disk.
+        kept_frames: when it closes, it releases the frames that the funnel stored on disk.
     """
 
     def __init__(
@@ -189,38 +190,24 @@ class Funnel:
             frame = step.apply(frame)
         return frame
 
-    def keep(self, frame: DataFrame) -> DataFrame:
-        """Keep a frame that is read more than once."""
-        return keep.keep(frame, self._kept_frames)
-
     def count(self, prepared: DataFrame) -> Counts:
         """Run the Spark plan, and count kept and dropped rows."""
         prepare, form = self._plan.prepare, self._plan.form
-        totals = prepared.groupBy(steps.SPLIT, lengths.index(sf.col(steps.TOKENS)).alias("bin")).agg(
-            sf.count(sf.lit(1)).alias("rows"), sf.sum(steps.TOKENS).alias("tokens")
-        )
-        rows: Totals[str] = Totals()
-        token_counts: Totals[str] = Totals()
-        bins = [0] * len(lengths.EDGES)
-        for row in totals.collect():
-            rows[row[steps.SPLIT]] += row["rows"]
-            token_counts[row[steps.SPLIT]] += row["tokens"]
-            bins[row["bin"]] += row["rows"]
-        origins = prepared.groupBy(steps.SOURCE).count().collect() if self._plan.source.sources else []
+        table = totals.count_rows(prepared, is_mix=bool(self._plan.source.sources))
         self._read_counters(prepared)
         # The last place needs no counter: its rows are the rows of the splits.
-        self._observed[_SPLIT] = {"all": sum(rows.values())}
+        self._observed[_SPLIT] = {"all": sum(table.rows.values())}
         filtered = self._observed[_FILTERED]
         redacted = self._observed.get(_REDACTED, {})
         return Counts(
             examples=filtered["all"],
             dropped=self._count_dropped(),
-            rows=dict(rows),
-            tokens=dict(token_counts),
-            sources={row[steps.SOURCE]: row["count"] for row in origins},
+            rows=table.rows,
+            tokens=table.tokens,
+            sources=table.sources,
             redacted={kind: redacted[kind] for kind in prepare.redact} if prepare.redact else None,
             shared=self._shared.examples if self._shared else {},
-            lengths=(lengths.counts(self._observed[_RENDERED]), bins),
+            lengths=(lengths.counts(self._observed[_RENDERED]), table.lengths),
             near=self._near,
             samples={step.name: texts for step in self._steps if step.name and (texts := step.sample())},
             weighed=filtered[_WEIGHED] if form.weight else None,
@@ -298,7 +285,7 @@ class Funnel:
     def _decontaminate(self, frame: DataFrame) -> DataFrame:
         """Drop examples that share words with an evaluation set."""
         self._progress.step(EVALUATION_SETS)
-        frame = self.keep(frame)
+        frame = keep(frame, self._kept_frames)
         frame, self._shared = decontaminate.remove_contaminated(
             frame, self._evaluation, self._plan.prepare, self._kept_frames
         )
@@ -314,7 +301,7 @@ class Funnel:
         prepare = self._plan.prepare
         assert prepare.dedupe.near is not None  # noqa: S101 - the step is requested
         self._progress.step(NEAR_DUPLICATES)
-        frame = self.keep(frame)
+        frame = keep(frame, self._kept_frames)
         # A sample shows both texts of a pair, each with half of the characters.
         characters = samples.CHARACTERS // 2 if self._sample_count else 0
         source_column = steps.SOURCE if self._plan.source.sources else None

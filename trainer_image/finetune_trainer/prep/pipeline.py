@@ -25,6 +25,7 @@ from finetune_trainer.prep.plan import build_plan
 from finetune_trainer.prep.report import report
 from finetune_trainer.prep.source import reader, text_files
 from finetune_trainer.prep.spark import session
+from finetune_trainer.prep.spark.keep import keep
 from finetune_trainer.prep.spark.progress import READING, WRITING, Progress, Show, SparkTasks, show_in_run
 from finetune_trainer.prep.steps import chat, decontaminate, example_steps, mix, near
 
@@ -243,7 +244,7 @@ def _write_table(
             complete_recipe, plan, tokenizer, corpus.evaluation, progress=progress, kept_frames=kept_frames
         )
         with _naming_refused_row(corpus, complete_recipe, tokenizer):
-            prepared = steps.keep(steps.apply(corpus.get_rows(_as_read)))
+            prepared = keep(steps.apply(corpus.get_rows(_as_read)), kept_frames)
             counts = steps.count(prepared)
         publish(_collect_facts(recipe, plan, corpus, counts))
         require_examples(counts, plan)

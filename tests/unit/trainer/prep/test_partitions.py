@@ -12,7 +12,7 @@ import pytest
 
 from finetune_trainer.prep.steps import decontaminate
 from unit.trainer.prep.quick_session import compiled
-from unit.trainer.prep.recipes import Preparer, table_of
+from unit.trainer.prep.recipes import Preparer, prepared, table_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -61,7 +61,8 @@ def test_the_same_rows_on_1_and_8_partitions(
 ) -> None:
     """The 8 partitions have the rows in another order.
 
-    On one partition, Spark compiles the plans, and an executor's memory does not hold the runs of words of the evaluation set.
+    On one partition, Spark compiles the plans, counts the rows and writes them, and an executor's memory does not hold the runs of words of
+    the evaluation set.
     """
     (prepare.folder / "tasks").mkdir()
     pq.write_table(pa.table({"task": [TASK]}), prepare.folder / "tasks" / "0.parquet")
@@ -79,6 +80,7 @@ def test_the_same_rows_on_1_and_8_partitions(
     rows = corpus()
     with compiled(spark), monkeypatch.context() as patch:
         patch.setattr(decontaminate, "_MAX_RUNS_IN_MEMORY", 0)
+        patch.setattr(prepare, "run", prepared)
         on_one_partition = prepare(rows, **changes)
     table = table_of(on_one_partition)
     assert on_one_partition.dropped == {

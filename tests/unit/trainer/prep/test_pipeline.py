@@ -21,7 +21,7 @@ from finetune_trainer.models.cache import Cache
 from finetune_trainer.pod import exit_status
 from finetune_trainer.prep import output, pipeline
 from unit.trainer.prep.corpus import DIRTY, DROPPED, ROWS, STEPS, counted
-from unit.trainer.prep.recipes import PAIR_TOKENS, recipe, table_of
+from unit.trainer.prep.recipes import PAIR_TOKENS, prepare_quickly, prepared, recipe, table_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,6 +34,8 @@ def test_the_table_holds_what_the_result_says(ask: Asker, corpus: Path, tmp_path
     sources = [("Parquet", "parquet", None), ("JSONLines", "lines.jsonl", None), ("Delta", "delta", 0)]
     for kind, name, version in sources:
         source = {"type": kind, "path": str(corpus / name), "version": version}
+        # Once with the counts of Spark.
+        ask.run = prepared if kind == "Delta" else prepare_quickly
         results.append(ask(source=source, output=str(tmp_path / name), **STEPS))
         tables.append(table_of(results[-1]))
     assert tables[0] == tables[1] == tables[2]
@@ -158,7 +160,8 @@ def test_columns_are_found_in_the_schema(
     assert ask(source=source, columns=None, splitRatios=only_train) == result
 
 
-def test_preferences_come_through_every_step(ask: Asker, tmp_path: Path) -> None:
+def test_preferences_come_through_every_step(ask_and_commit: Asker, tmp_path: Path) -> None:
+    ask = ask_and_commit
     rows: list[dict[str, Any]] = [
         {"ask": f"Where is table {number}?", "good": f"In hall {number}.", "bad": f"Nowhere near {number}."}
         for number in range(30)

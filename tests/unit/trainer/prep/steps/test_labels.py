@@ -101,3 +101,4 @@ def test_sources_of_a_mix_may_write_labels_in_their_own_ways(
     assert result.columns == Columns(type="Unpaired")
     labelled = {(row["source"], row["prompt"], row["completion"], row["label"]) for row in table_of(result)}
     assert labelled == {("a", "a?", "yes", True), ("b", "b?", "no", False), ("b", "c?", "yes", True)}
+    assert [(source.name, source.rows) for source in result.sources or []] == [("a", 1), ("b", 2)]
