@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from finetune_trainer.prep import spark_errors
+from finetune_trainer.prep.plan import build_request
 from finetune_trainer.prep.spark import session
+from finetune_trainer.prep.steps import decontaminate
 from support.jars import jars_folder
 from support.small_tokenizer import save_tokenizer
 from unit.trainer.prep import class_archive, quick_session
 from unit.trainer.prep.corpus import Asker, write_corpus
-from unit.trainer.prep.recipes import Preparer, prepared
+from unit.trainer.prep.recipes import Compared, Preparer, prepared, recipe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from pyspark.sql import SparkSession
+
+    from unit.trainer.prep.recipes import Comparing, Json
 
 
 @pytest.fixture(scope="session")
@@ -78,6 +84,21 @@ def preparing(spark: SparkSession, tokenizer_folder: Path, tmp_path: Path) -> Ca
         return Preparer(spark, model, tmp_path)
 
     return build_preparer
+
+
+@pytest.fixture
+def compare(spark: SparkSession, tmp_path: Path) -> Comparing:
+    """Compares texts, by id, with evaluation sets as a preparation with these `decontaminate.sources` does."""
+
+    def run(sources: list[Json], texts: dict[str, str]) -> Compared:
+        request = build_request(recipe(decontaminate={"sources": sources}))
+        examples = spark.createDataFrame([*texts.items()], f"id string, {decontaminate.TEXT} string")
+        with spark_errors.translate_errors(request), ExitStack() as kept_frames:
+            sets = decontaminate.read(spark, request.evaluation, tmp_path)
+            clean, shared = decontaminate.remove_contaminated(examples, sets, request.prepare, kept_frames)
+            return Compared(sorted(row["id"] for row in clean.collect()), shared.examples)
+
+    return run
 
 
 @pytest.fixture(scope="session")

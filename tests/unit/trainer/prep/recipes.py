@@ -6,8 +6,9 @@ import bisect
 import itertools
 import json
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -26,8 +27,6 @@ from finetune_trainer.prep.steps.steps import SOURCE, SPLIT, TOKENS
 from finetune_trainer.prep.totals import Totals
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from pyspark.sql import DataFrame, SparkSession
 
     from finetune_crds.contract import PrepResult
@@ -179,6 +178,20 @@ class Preparer:
             return self.run(self._spark, job_recipe, self.shown.append)
         finally:
             self._spark.conf.unset(_LEAST_PARTITIONS)
+
+
+class Compared(NamedTuple):
+    """What comparing texts with evaluation sets leaves.
+
+    clean: the ids of the texts that share no run of words with a set. shared: how many texts share one with each set, by set.
+    """
+
+    clean: list[str]
+    shared: dict[str, int]
+
+
+Comparing = Callable[[list[Json], dict[str, str]], Compared]
+"""Compares texts, by id, with evaluation sets."""
 
 
 def table_of(result: PrepResult) -> list[Json]:

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from finetune_trainer.pod import exit_status
-from unit.trainer.prep.recipes import Preparer, table_of
+from unit.trainer.prep.recipes import Compared, Comparing, Preparer, table_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -146,7 +146,7 @@ def part(content: Any) -> Json:
 
 
 def test_an_evaluation_set_may_have_parts_and_names_of_other_formats(
-    prepare: Preparer, tmp_path: Path
+    compare: Comparing, tmp_path: Path
 ) -> None:
     words = "what is the color of the large house beside the old river in this town"
     shared = [{"conversations": [{"from": "human", "value": words}, {"from": "gpt", "value": "Red."}]}]
@@ -158,14 +158,8 @@ def test_an_evaluation_set_may_have_parts_and_names_of_other_formats(
         sources.append({"name": name, "type": "Parquet", "path": str(tmp_path / f"{name}.parquet")})
     (tmp_path / "lines").mkdir()
     sources.append({"name": "lines", **save_lines(evaluation_rows, tmp_path / "lines")})
-    rows = [chat(1, f"Tell me: {words}?"), chat(2, "And another question?")]
-    result = prepare(NOT_READ, **options(save_lines(rows, tmp_path), decontaminate={"sources": sources}))
-    assert result.dropped["decontaminate"] == 1
-    assert [(each.name, each.examples) for each in result.evaluation_sets or []] == [
-        ("shared", 1),
-        ("parts", 1),
-        ("lines", 1),
-    ]
+    compared = compare(sources, {"a task": f"Tell me: {words}?", "another": "And another question?"})
+    assert compared == Compared(["another"], {"shared": 1, "parts": 1, "lines": 1})
 
 
 @pytest.mark.parametrize("as_text", [False, True])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -13,16 +12,10 @@ import pytest
 from deltalake import write_deltalake
 
 from finetune_trainer.pod.exit_status import DataError
-from finetune_trainer.prep import spark_errors
-from finetune_trainer.prep.plan import build_request
-from finetune_trainer.prep.steps import decontaminate
-from unit.trainer.prep.recipes import Preparer, recipe, table_of
+from unit.trainer.prep.recipes import Compared, Comparing, Preparer, table_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
-
-    from pyspark.sql import SparkSession
 
 Json = dict[str, Any]
 CHANCE = random.Random(11)  # noqa: S311
@@ -128,7 +121,7 @@ def test_conversations_are_compared_without_their_roles(prepare: Preparer, sets:
     assert [row["messages"] for row in table_of(result)] == [clean]
 
 
-def test_what_the_texts_of_a_set_share_is_no_task(prepare: Preparer, tmp_path: Path) -> None:
+def test_what_the_texts_of_a_set_share_is_no_task(compare: Comparing, tmp_path: Path) -> None:
     """Each text begins with the instruction of a template, and conversations have a system prompt."""
     instruction = (
         "below is an instruction that describes a task so write a response that completes the request"
@@ -138,11 +131,9 @@ def test_what_the_texts_of_a_set_share_is_no_task(prepare: Preparer, tmp_path: P
     tasks = [{"text": f"{instruction} {task}", "chat": system} for task in TASKS]
     pq.write_table(pa.Table.from_pylist(tasks), tmp_path / "set.parquet")
     source = {"name": "tasks", "type": "Parquet", "path": str(tmp_path / "set.parquet")}
-    rows = [row(f"{instruction} {SYSTEM} say {number}") for number in range(3)] + [
-        row(f"{instruction} {TASKS[0]}")
-    ]
-    result = prepare(rows, decontaminate={"sources": [source]})
-    assert result.dropped == {"notNull": 0, "decontaminate": 1, "dedupe": 0}
+    examples = {f"other task {number}": f"{instruction} {SYSTEM} say {number}" for number in range(3)}
+    compared = compare([source], {**examples, "a task": f"{instruction} {TASKS[0]}"})
+    assert compared == Compared([*examples], {"tasks": 1})
 
 
 # Changes to the first set, the reason and the sentence; {path} is its table.
@@ -172,24 +163,10 @@ REFUSED: dict[str, tuple[Json, str, str]] = {
 }
 
 
-@pytest.fixture
-def compare(spark: SparkSession, tmp_path: Path) -> Callable[[Json], None]:
-    """Reads an evaluation set, and compares an example with it."""
-
-    def run(source: Json) -> None:
-        request = build_request(recipe(decontaminate={"sources": [source]}))
-        examples = spark.createDataFrame([("a", SHORT)], f"id string, {decontaminate.TEXT} string")
-        with spark_errors.translate_errors(request), ExitStack() as kept_frames:
-            evaluation_sets = decontaminate.read(spark, request.evaluation, tmp_path)
-            decontaminate.remove_contaminated(examples, evaluation_sets, request.prepare, kept_frames)
-
-    return run
-
-
 @pytest.mark.parametrize(("changes", "reason", "sentence"), REFUSED.values(), ids=REFUSED)
 def test_a_set_that_cannot_be_compared_is_refused(
-    compare: Callable[[Json], None], sets: list[Json], changes: Json, reason: str, sentence: str
+    compare: Comparing, sets: list[Json], changes: Json, reason: str, sentence: str
 ) -> None:
     with pytest.raises(DataError) as refused:
-        compare(sets[0] | changes)
+        compare([sets[0] | changes], {"a": SHORT})
     assert (refused.value.reason, refused.value.message) == (reason, sentence.format(path=sets[0]["path"]))
