@@ -16,36 +16,50 @@ from finetune_crds.contract import PrepResult
 from finetune_crds.source import MixedSource
 from finetune_trainer.pod.exit_status import DataError
 from finetune_trainer.prep.steps import mix
-from unit.trainer.prep.recipes import WITHOUT_SAMPLES, prepare_quickly, recipe
+from unit.trainer.prep.recipes import WITHOUT_SAMPLES, prepare_quickly, prepared, recipe
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pyspark.sql import SparkSession
+
+    from finetune_crds.recipe import Recipe
 
 Json = dict[str, Any]
 WHOLE = {"train": 1, "validation": 0, "test": 0}
 
 
-@pytest.fixture
-def sources(tmp_path: Path) -> list[Json]:
-    """A Delta table of 400 rows, JSON lines of 100, and CSV of 100, of which 10 are in the JSON lines too."""
+def write_sources(folder: Path) -> list[Json]:
+    """Write a Delta table of 400 rows, JSON lines of 100, and CSV of 100, of which 10 are in the JSON lines too."""
     questions = [
         {"question": f"What is in table {n}?", "answer": f"Answer {n}.", "stars": n % 5} for n in range(400)
     ]
-    write_deltalake(tmp_path / "table", pa.Table.from_pylist(questions))
+    write_deltalake(folder / "table", pa.Table.from_pylist(questions))
     instructions = [{"instruction": f"Tell me of hall {n}.", "output": f"Hall {n}."} for n in range(100)]
-    (tmp_path / "told.jsonl").write_text("".join(json.dumps(row) + "\n" for row in instructions))
+    (folder / "told.jsonl").write_text("".join(json.dumps(row) + "\n" for row in instructions))
     lines = [f"Tell me of hall {n}.,Hall {n}.,{n % 5}" for n in range(90, 190)]
-    (tmp_path / "lines.csv").write_text("\n".join(["prompt,response,stars", *lines]) + "\n")
+    (folder / "lines.csv").write_text("\n".join(["prompt,response,stars", *lines]) + "\n")
     return [
-        {"name": "asked", "type": "Delta", "path": str(tmp_path / "table"), "weight": 2},
-        {"name": "told", "type": "JSONLines", "path": str(tmp_path / "told.jsonl")},
-        {"name": "lines", "type": "CSV", "path": str(tmp_path / "lines.csv"), "weight": 0.5},
+        {"name": "asked", "type": "Delta", "path": str(folder / "table"), "weight": 2},
+        {"name": "told", "type": "JSONLines", "path": str(folder / "told.jsonl")},
+        {"name": "lines", "type": "CSV", "path": str(folder / "lines.csv"), "weight": 0.5},
     ]
 
 
+@pytest.fixture
+def sources(tmp_path: Path) -> list[Json]:
+    return write_sources(tmp_path)
+
+
 def prepare(
-    spark: SparkSession, tokenizer: Path, folder: Path, sources: list[Json], **changes: Any
+    spark: SparkSession,
+    tokenizer: Path,
+    folder: Path,
+    sources: list[Json],
+    run: Callable[[SparkSession, Recipe], PrepResult] = prepare_quickly,
+    **changes: Any,
 ) -> PrepResult:
+    """Prepare a mix; `run` runs the preparation."""
     changes = {
         "columns": None,
         "splitRatios": WHOLE,
@@ -53,7 +67,7 @@ def prepare(
         **WITHOUT_SAMPLES,
     } | changes
     job_recipe = recipe(source={"type": "Mix", "sources": sources}, base=str(tokenizer), **changes)
-    return prepare_quickly(spark, job_recipe)
+    return run(spark, job_recipe)
 
 
 def table_of(result: PrepResult) -> list[Json]:
@@ -61,14 +75,22 @@ def table_of(result: PrepResult) -> list[Json]:
     return sorted(rows, key=lambda row: (row["id"], row["source"]))
 
 
-def test_rows_of_each_source_by_its_weight(
-    spark: SparkSession, tokenizer_folder: Path, tmp_path: Path, sources: list[Json]
-) -> None:
-    result = prepare(spark, tokenizer_folder, tmp_path, sources, dedupe={"exact": False})
+@pytest.fixture(scope="module")
+def mixed(
+    spark: SparkSession, tokenizer_folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, PrepResult]:
+    """The folder of the sources, and what the preparation of their mix returned."""
+    folder = tmp_path_factory.mktemp("mix")
+    return folder, prepare(spark, tokenizer_folder, folder, write_sources(folder), run=prepared)
+
+
+def test_rows_of_each_source_by_its_weight(mixed: tuple[Path, PrepResult]) -> None:
+    _, result = mixed
     rows = table_of(result)
     counts = Counter(row["source"] for row in rows)
-    # told limits the mix. Four standard deviations of a fair draw of half of 400 and of 100.
-    assert counts["told"] == 100
+    # told limits the mix: all its rows are taken, and of those that lines has too, the rows of lines stay.
+    assert counts["told"] == 100 - result.dropped["dedupe"]
+    # Four standard deviations of a fair draw of half of 400 and of 100.
     assert abs(counts["asked"] - 200) < 40
     assert abs(counts["lines"] - 50) < 20
     assert list(rows[0]) == [
@@ -83,7 +105,7 @@ def test_rows_of_each_source_by_its_weight(
     ]
     assert [part.to_json() for part in result.sources or []] == [
         {"name": "asked", "rows": counts["asked"], "version": 0},
-        {"name": "told", "rows": 100},
+        {"name": "told", "rows": counts["told"]},
         {"name": "lines", "rows": counts["lines"]},
     ]
     assert (result.source_version, result.to_json()["columns"]) == (
@@ -95,16 +117,18 @@ def test_rows_of_each_source_by_its_weight(
 
 
 def test_the_same_rows_from_other_files_and_partitions(
-    spark: SparkSession, tokenizer_folder: Path, tmp_path: Path, sources: list[Json]
+    spark: SparkSession, tokenizer_folder: Path, tmp_path: Path, mixed: tuple[Path, PrepResult]
 ) -> None:
-    first = table_of(prepare(spark, tokenizer_folder, tmp_path, sources))
-    table = DeltaTable(tmp_path / "table").to_pyarrow_table()
+    folder, result = mixed
+    first = table_of(result)
+    table = DeltaTable(folder / "table").to_pyarrow_table()
     (tmp_path / "files").mkdir()
     for number in range(4):
         part = table.take(pa.array(range(number, table.num_rows, 4)))
         pq.write_table(part, tmp_path / f"files/{number}.parquet")
-    moved = [sources[0] | {"type": "Parquet", "path": str(tmp_path / "files")}, *sources[1:]]
-    again = table_of(prepare(spark, tokenizer_folder, tmp_path, moved, output=str(tmp_path / "again")))
+    asked, *others = write_sources(tmp_path)
+    moved = [asked | {"type": "Parquet", "path": str(tmp_path / "files")}, *others]
+    again = table_of(prepare(spark, tokenizer_folder, tmp_path, moved))
     assert again == first
     # What two sources have is kept once.
     assert len({row["id"] for row in first}) == len(first)
