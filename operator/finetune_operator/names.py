@@ -29,6 +29,8 @@ ANNOTATION_DIGEST = "finetune.dev/digest"  # the operator, on the evaluation's J
 ANNOTATION_ONE_POD = "finetune.dev/began-with-one-pod"
 # The operator, on an attempt's Job: the attempt began with one pod, since a server of code or packages did not answer the previous one.
 LABEL_CONTROLLER = "batch.kubernetes.io/controller-uid"  # Kubernetes, on pods: the uid of their Job
+# Kubernetes, on pods of an Indexed Job (the first one has it as a label too): the completion index.
+ANNOTATION_INDEX = "batch.kubernetes.io/job-completion-index"
 LABEL_QUEUE = "kueue.x-k8s.io/queue-name"  # Kueue, on Jobs and on a SparkApplication
 
 # Containers of the operator's pods.

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from finetune_crds.base import Json
+from finetune_operator import names
 from finetune_operator.controller.projection import COMPANIONS, project
 from finetune_operator.controller.promotion_index import PromotionIndex
 
@@ -79,8 +80,9 @@ class Store:
     """By FineTuneJob: its deleted Jobs, and the versions at which they were deleted. The pods may outlive their Job."""
     _deletions: dict[str, dict[Key, int]] = field(default_factory=lambda: {kind: {} for kind in KINDS})
     """Versions at which objects were deleted, since the last list."""
-    _tombstones: dict[Identity, dict[Key, Json]] = field(default_factory=dict)
-    """Pods that ended and no longer exist, in their last state, by their Job; kept while the Job exists."""
+    _tombstones: dict[Identity, dict[str, Json]] = field(default_factory=dict)
+    """Pods that ended and no longer exist, in their last state, by their Job and index; kept while the Job exists. Of each completion index,
+    only the last pod is kept."""
     _list_versions: dict[str, int] = field(default_factory=lambda: dict.fromkeys(KINDS, 0))
     """Version of the last list of each kind."""
 
@@ -229,7 +231,8 @@ class Store:
         elif kind == "Pod" and body.get("status", {}).get("phase") in ("Failed", "Succeeded"):
             job = self.owner_of(kind, body)
             if job in self._jobs:
-                self._tombstones.setdefault(job, {})[_key(body)] = project(kind, body)
+                # NB: Kueue may stop and resume a Job any number of times, each time with other pods.
+                self._tombstones.setdefault(job, {})[_index(body)] = project(kind, body)
 
     def _remove(self, kind: str, key: Key, version: int) -> None:
         """Remove an object and its link to its owner. A removed Job is recorded as deleted."""
@@ -270,6 +273,13 @@ class Store:
         for key, body in list(self._objects[kind].items()):
             if _version(body) <= version and self.owner_of(kind, body) not in owners:
                 self._remove(kind, key, version)
+
+
+def _index(pod: Json) -> str:
+    """The completion index of a pod, or the name of a pod whose Job is not Indexed."""
+    meta = pod["metadata"]
+    annotations = meta.get("annotations") or {}
+    return str(annotations.get(names.ANNOTATION_INDEX, meta["name"]))
 
 
 def _identity(body: Json) -> Identity:

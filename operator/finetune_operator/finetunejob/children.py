@@ -14,7 +14,6 @@ from finetune_crds.base import GROUP, Json
 from finetune_operator import names
 from finetune_operator.finetunejob.model import FineTuneJob
 
-_INDEX = "batch.kubernetes.io/job-completion-index"
 # How long a kubelet may take to report that a pod has stopped after its grace period.
 _STOP_ALLOWANCE = timedelta(seconds=10)
 
@@ -255,5 +254,5 @@ def _has_ended_by_earlier_suspension(pod: Json, job: Json) -> bool:
 
 def node_rank(pod: Json) -> int | None:
     """The node rank of a pod, which is its completion index; None for a pod of a Job that is not Indexed."""
-    index = pod["metadata"].get("annotations", {}).get(_INDEX)
+    index = pod["metadata"].get("annotations", {}).get(names.ANNOTATION_INDEX)
     return int(index) if index is not None else None

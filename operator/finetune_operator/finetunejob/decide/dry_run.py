@@ -22,8 +22,7 @@ from finetune_operator.policy.result import Continue, Outcome, Stop
 from finetune_operator.registry.base import RegisteredVersion
 
 # The Job controller gives the first pod of an Indexed Job this entry as a label and as an annotation.
-_INDEX = "batch.kubernetes.io/job-completion-index"
-_FIRST_INDEX = {_INDEX: "0"}
+_FIRST_INDEX = {names.ANNOTATION_INDEX: "0"}
 
 
 def check_pods(draft: Draft) -> Outcome:

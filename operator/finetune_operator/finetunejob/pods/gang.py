@@ -32,12 +32,14 @@ _TORCHRUN_SECONDS = 10
 def build_step(draft: Draft, attempt: int) -> Step:
     """The step of one attempt."""
     distributed = draft.spec.distributed
+    end_times = [item.end_time for item in draft.status.attempts or [] if item.attempt == attempt]
     return Step(
         names.TRAIN,
         names.train_name(draft.ftj.name, attempt),
         CONTAINER,
         nodes=distributed.nodes,
         attempt=attempt,
+        last_end=max(end_times, default=None),
         ranks_per_node=distributed.ranks_per_node,
         use_less=_describe_host_remedy(draft),
     )

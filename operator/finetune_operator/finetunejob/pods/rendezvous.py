@@ -8,9 +8,7 @@ from finetune_crds.distributed import Distributed
 from finetune_operator import names
 from finetune_operator.finetunejob.model import FineTuneJob
 
-_NODE_RANK: Json = {
-    "fieldRef": {"fieldPath": "metadata.annotations['batch.kubernetes.io/job-completion-index']"}
-}
+_NODE_RANK: Json = {"fieldRef": {"fieldPath": f"metadata.annotations['{names.ANNOTATION_INDEX}']"}}
 
 
 def rendezvous_env(ftj: FineTuneJob, attempt: int, distributed: Distributed) -> list[Json]:

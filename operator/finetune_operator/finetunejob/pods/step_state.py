@@ -6,6 +6,7 @@ Preparation, training and evaluation classify their step, then act on the state.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 
 from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason
@@ -13,7 +14,9 @@ from finetune_crds.status import LastFailure
 from finetune_operator.finetunejob.children import (
     ComponentChildren,
     classify_children,
+    find_deletion_request_time,
     find_loss_time,
+    is_alive,
     is_lost,
     is_suspended,
     was_stopped_by_suspension,
@@ -33,6 +36,7 @@ class Step:
         nodes: the number of its pods.
         executors: the number of pods that the main container creates.
         attempt: the number of the attempt, whose pods fail together; 0 for a Job that replaces failed pods.
+        last_end: the last recorded end of an attempt that Kueue stopped. The pods that it stopped by then are history. None if there is none.
         ranks_per_node: the processes of each pod.
         use_less: how the main container can use less memory, as a part of a sentence; empty if unknown.
     """
@@ -43,6 +47,7 @@ class Step:
     nodes: int = 1
     executors: int = 0
     attempt: int = 0
+    last_end: datetime | None = None
     ranks_per_node: int = 1
     use_less: str = ""
 
@@ -175,7 +180,8 @@ StepState = Absent | WithJob
 def classify_step(draft: Draft, step: Step) -> StepState:
     """The state of a step, from what was observed. The end of the Job comes first, then the loss of a pod, then what the Job waits for."""
     observed = draft.observed
-    children = classify_children(observed.jobs, observed.pods, step.component, step.job_name, draft.now)
+    step_pods = [pod for pod in observed.pods if not _was_stopped_by(pod, step.last_end)]
+    children = classify_children(observed.jobs, step_pods, step.component, step.job_name, draft.now)
     job, pods = children.current_job, children.pods
     if job is None:
         return Absent(children)
@@ -201,6 +207,14 @@ def classify_step(draft: Draft, step: Step) -> StepState:
     if stopping_pods:
         return Stopping(job, pods, stopping_pods)
     return Queued(job, pods) if is_suspended(job) else _classify_pods(draft, step, job, pods)
+
+
+def _was_stopped_by(pod: Json, last_end: datetime | None) -> bool:
+    """Whether a pod has ended because of a request before the last end of its attempt, which the status has."""
+    request_time = find_deletion_request_time(pod)
+    return (
+        last_end is not None and request_time is not None and request_time <= last_end and not is_alive(pod)
+    )
 
 
 def _find_stopping_pods(job: Json, pods: list[Json]) -> list[Json]:

@@ -281,6 +281,22 @@ def test_a_pod_that_ended_and_is_gone_is_remembered_with_its_job(
     assert ("pod" in live) == (steps == [("put", "Pod", pod(4, "Failed"))])
 
 
+def indexed(version: int, name: str, index: int) -> Json:
+    """A failed pod of an Indexed Job."""
+    body = pod(version, "Failed", name=name)
+    body["metadata"]["annotations"] = {"batch.kubernetes.io/job-completion-index": str(index)}
+    return body
+
+
+def test_of_the_pods_of_a_job_that_is_stopped_and_resumed_the_last_of_each_index_is_remembered() -> None:
+    store = Store(owner_of, recorded_jobs)
+    store.put("Job", child(1))
+    for count in range(5):
+        for index in (0, 1):
+            store.drop("Pod", indexed(10 + count, f"pod-{index}-{count}", index))
+    assert [body["metadata"]["name"] for body in store.tombstones(FTJ)] == ["pod-0-4", "pod-1-4"]
+
+
 def stopping(version: int, phase: str, at: str, grace: int, uid: str = "uid-of-pod") -> Json:
     """A pod whose deletion was requested."""
     body = pod(version, phase)

@@ -255,6 +255,26 @@ def test_a_run_that_completes_while_kueue_stops_it_is_complete() -> None:
     assert [item.name for item in conclude(of(decision.status), observation, at=later(121)).delete] == [JOB]
 
 
+def test_ranks_that_completed_in_different_evictions_do_not_complete_the_run() -> None:
+    """In each of two runs, one of the two ranks reached the end of the training: no run has completed."""
+    first = [deleted_at(100, ended(JOB, 0, 0, at=109)), deleted_at(100, ended(JOB, 1, 75, SAVED, at=109))]
+    observation = observed(queued(), pods=first, queue_state=EVICTED)
+    status = conclude(of(started()), observation, at=later(120)).status
+    resumed = observed(queued(start=200, condition="False"), pods=[*first, *gang()])
+    status = conclude(of(status), resumed, at=later(205)).status
+    second = [deleted_at(300, ended(JOB, 1, 0, at=309))]
+    observation = observed(queued(), pods=[*first, *second], queue_state=EVICTED)
+    status = conclude(of(status), observation, at=later(320)).status
+    assert (status.phase, ends(status)) == (
+        "Queued",
+        [(1, "Preempted", "Preempted", 75, 40), (1, "Preempted", "Preempted", None, 40)],
+    )
+    # The pods of a recorded eviction count no more, even if they all completed.
+    third = [deleted_at(310, ended(JOB, 0, 0, at=319))]
+    observation = observed(queued(), pods=[*second, *third], queue_state=EVICTED)
+    assert conclude(of(status), observation, at=later(321)).status.phase == "Queued"
+
+
 def test_kueue_does_not_run_a_completed_training_again_while_its_version_is_awaited() -> None:
     pods = [deleted_at(100, ended(JOB, rank, 0, at=110)) for rank in (0, 1)]
     observation = observed(queued(), pods=pods, queue_state=EVICTED)
