@@ -229,7 +229,7 @@ class EndedAttempt(ApiModel):
     attempt: NonNegative
     """Attempt."""
     end_time: datetime
-    """Time at which the operator recorded the end."""
+    """Time by which the attempt had ended."""
     cause: AttemptCause | None = None
     """Class of the failure, which decides what follows. Failed: counts as a restart. Fatal: another attempt would fail too. JobDeleted:
     somebody deleted the batch Job. NodeLost: a node did not answer. NotStarted: the command did not start. OutOfMemory: the next attempt
@@ -262,7 +262,7 @@ class ReducedMemory(ApiModel):
     """In place of training.perDeviceEvalBatchSize."""
     gradient_accumulation: int | None = None
     """In place of training.gradientAccumulation, so that a step has as many sequences."""
-    activation_checkpointing: Literal["Selective", "Full"] | None = None
+    activation_checkpointing: Literal["None", "Selective", "Full"] | None = None
     """In place of training.activationCheckpointing."""
     checkpoint_mode: Literal["Sync"] | None = None
     """In place of checkpoint.mode."""

@@ -53,15 +53,20 @@ def find_reduction(draft: Draft, failure: LastFailure) -> ReducedMemory | None:
     """The settings of the next attempt; None if no setting is left that uses less."""
     if failure.reason == OUT_OF_HOST_MEMORY and has_gpus(draft):
         return _reduce_checkpoints(draft)
-    earlier_reasons = [attempt.reason for attempt in draft.status.attempts or []]
-    return _reduce_training(draft, can_recompute=_CANNOT_RECOMPUTE not in (failure.reason, *earlier_reasons))
-
-
-def _reduce_training(draft: Draft, *, can_recompute: bool) -> ReducedMemory | None:
-    """The next smaller settings of the training: smaller passes, or recomputation, and smaller evaluation passes; None if none is left."""
     reduced = draft.status.reduced_memory or ReducedMemory()
-    if not can_recompute:
-        reduced = reduced.model_copy(update={"activation_checkpointing": None})
+    if failure.reason == _CANNOT_RECOMPUTE:
+        # For all later attempts: they must not try it again.
+        reduced = reduced.model_copy(update={"activation_checkpointing": "None"})
+    return _reduce_training(draft, reduced)
+
+
+def _reduce_training(draft: Draft, reduced: ReducedMemory) -> ReducedMemory | None:
+    """The next smaller settings of the training: smaller passes, or recomputation, and smaller evaluation passes; None if none is left.
+
+    Args:
+        reduced: the settings that the next ones reduce further.
+    """
+    can_recompute = reduced.activation_checkpointing != "None"
     training = apply_to_training(draft.spec.training, reduced)
     batch_size, eval_size = training.per_device_batch_size, training.per_device_eval_batch_size
     changes: dict[str, Any] = {}

@@ -157,8 +157,8 @@ REDUCTIONS: dict[str, tuple[Any, str, ReducedMemory, str]] = {
     "smaller passes of a model that cannot be recomputed": (
         fail(**ALL_WEIGHTS, refusal=UNSUPPORTED, reduced=ReducedMemory(activation_checkpointing="Full")),
         "cannot recompute the activations of this model",
-        SMALLER,
-        "perDeviceBatchSize 2 and gradientAccumulation 2",
+        SMALLER.model_copy(update={"activation_checkpointing": "None"}),
+        "perDeviceBatchSize 2, gradientAccumulation 2 and activationCheckpointing None",
     ),
     "KTO keeps its passes": (
         fail(**KTO),
@@ -264,7 +264,7 @@ class Run:
         while status.attempt is not None and len(settings) < 9:
             job_name, reduced = f"tune-train-{status.attempt}", status.reduced_memory
             pod = ended(job_name, 0, 1, GPU_ERROR)
-            if not self.can_recompute and reduced and reduced.activation_checkpointing:
+            if not self.can_recompute and reduced and reduced.activation_checkpointing == "Full":
                 pod = ended(job_name, 0, 64, UNSUPPORTED)
             job = ftj(status, method={"type": self.method}, training=training)
             decision = conclude(job, observed(child(job_name, "Failed"), pods=[pod]))
@@ -277,6 +277,16 @@ class Run:
                 (used.per_device_batch_size, used.gradient_accumulation, used.activation_checkpointing)
             )
         return settings
+
+
+def test_that_a_model_cannot_be_recomputed_is_remembered_after_more_ends_than_the_status_keeps() -> None:
+    unsupported = fail(
+        **ALL_WEIGHTS, refusal=UNSUPPORTED, reduced=ReducedMemory(activation_checkpointing="Full")
+    )
+    before = unsupported.status.model_copy(update={"attempts": None})
+    pod = ended("tune-train-2", 0, 1, GPU_ERROR)
+    decision = conclude(ftj(before, **ALL_WEIGHTS), observed(child("tune-train-2", "Failed"), pods=[pod]))
+    assert decision.status.reduced_memory == SMALLEST.model_copy(update={"activation_checkpointing": "None"})
 
 
 RUNS: dict[str, tuple[Run, list[tuple[int, int, str]]]] = {
