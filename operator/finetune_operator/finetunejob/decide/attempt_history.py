@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 from finetune_crds.status import MAX_ATTEMPTS, AttemptCause, EndedAttempt, LastFailure
 from finetune_operator.finetunejob.draft.draft import Draft
 
@@ -9,13 +11,19 @@ _MAX_LINES = 20
 _MAX_CHARS = 1000
 
 
-def record_end(draft: Draft, failure: LastFailure, cause: AttemptCause) -> None:
-    """Append an attempt that failed or was stopped; keep the last entries only. An entry of the same attempt and time is replaced."""
+def record_end(
+    draft: Draft, failure: LastFailure, cause: AttemptCause, *, end_time: datetime | None = None
+) -> None:
+    """Append an attempt that failed or was stopped; keep the last entries only. An entry of the same attempt and time is replaced.
+
+    Args:
+        end_time: when the attempt had ended; None for now.
+    """
     if failure.attempt is None:
         raise ValueError("the failure names no attempt")
     ended = EndedAttempt(
         attempt=failure.attempt,
-        end_time=draft.now,
+        end_time=end_time or draft.now,
         cause=cause,
         reason=failure.reason,
         exit_code=failure.exit_code,

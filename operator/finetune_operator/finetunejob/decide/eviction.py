@@ -10,7 +10,12 @@ from datetime import datetime
 
 from finetune_crds.base import Json
 from finetune_crds.status import LastFailure
-from finetune_operator.finetunejob.children import find_deletion_request_time, find_owner, find_start_time
+from finetune_operator.finetunejob.children import (
+    find_deletion_request_time,
+    find_owner,
+    find_start_time,
+    job_condition,
+)
 from finetune_operator.finetunejob.decide import attempt as attempts
 from finetune_operator.finetunejob.decide import attempt_history, checkpoint
 from finetune_operator.finetunejob.draft.draft import Draft
@@ -25,6 +30,26 @@ def record_eviction(draft: Draft, number: int, job: Json) -> bool:
     NB: each admission gives the Job another start time. If the Job no longer has the start time in the status, the pods that started then
     were stopped. Pods that start and stop while the operator is down are not recorded.
     """
+    if not _record_last_start(draft, number, job) or not _has_completed_pods(job):
+        return False
+    # Kubernetes never runs a completed index again, so the resumed Job would start only the other pods, which wait for the whole gang.
+    draft.remove(job)
+    why = f"attempt {number} was stopped after some of its pods had completed"
+    attempts.restart(draft, number + 1, counted=False, why=why)
+    return True
+
+
+def record_missed_eviction(draft: Draft, number: int, job: Json) -> None:
+    """Record an eviction whose Job was resumed and has ended, or lost a pod with its node, before a pass saw the eviction.
+
+    If the Job is still suspended, its end is the end of the pods that Kueue stopped, and is recorded by itself.
+    """
+    if find_start_time(job):
+        _record_last_start(draft, number, job)
+
+
+def _record_last_start(draft: Draft, number: int, job: Json) -> bool:
+    """Record when the pods last started; if others had started before, record their end. Return whether they had."""
     jobs, start_time = draft.status.jobs, find_start_time(job)
     if jobs is None or not queueing.queue_of(job):
         return False
@@ -36,18 +61,17 @@ def record_eviction(draft: Draft, number: int, job: Json) -> bool:
         # The pods have just been started, so none was stopped.
         return False
     _record_end(draft, number, job, jobs.train_start_time)
-    if not job.get("status", {}).get("succeeded"):
-        return False
-    # Kubernetes never runs a completed index again, so the resumed Job would start only the other pods, which wait for the whole gang.
-    draft.remove(job)
-    why = f"attempt {number} was stopped after some of its pods had completed"
-    attempts.restart(draft, number + 1, counted=False, why=why)
     return True
 
 
 def _record_end(draft: Draft, number: int, job: Json, started_at: datetime) -> None:
-    reason, message = queueing.explain_suspension(draft, job)
+    """Record how the pods ended that Kueue stopped. If none of them ran, the attempt has lost nothing, and nothing is recorded."""
     stopped_pods = [pod for pod in draft.observed.pods if _was_stopped_since(pod, job, started_at)]
+    nodes_before = draft.ftj.status.nodes
+    were_pods_ready = nodes_before is not None and nodes_before.ready > 0
+    if not (were_pods_ready or _has_completed_pods(job) or any(map(pod_state.has_run, stopped_pods))):
+        return
+    reason, message = queueing.explain_suspension(draft, job)
     checkpoint.record_checkpoint(draft, stopped_pods)
     ended = pod_state.first_failure(stopped_pods, gang.CONTAINER, number) or LastFailure(attempt=number)
     step = draft.status.checkpoint.step if draft.status.checkpoint else None
@@ -55,13 +79,23 @@ def _record_end(draft: Draft, number: int, job: Json, started_at: datetime) -> N
         draft,
         ended.model_copy(update={"reason": reason, "message": message, "checkpoint_step": step}),
         "Preempted",
+        # NB: the same pass may record another end, of the pods that started then.
+        end_time=find_start_time(job) or draft.now,
     )
+
+
+def _has_completed_pods(job: Json) -> bool:
+    return bool(job.get("status", {}).get("succeeded"))
 
 
 def _explain_last_end(draft: Draft, number: int, job: Json) -> None:
     """Add Kueue's explanation to the last entry of an attempt: the pods may have stopped before Kueue was read."""
     ends = draft.status.attempts or []
     if not ends or ends[-1].attempt != number or ends[-1].reason != queueing.JOB_SUSPENDED:
+        return
+    suspension_time = (job_condition(job, "Suspended") or {}).get("lastTransitionTime")
+    if suspension_time and datetime.fromisoformat(suspension_time) > ends[-1].end_time:
+        # The entry is about an earlier suspension. No pod ran before this one, so this one has no entry.
         return
     reason, message = queueing.explain_suspension(draft, job)
     if reason != queueing.JOB_SUSPENDED:

@@ -57,6 +57,8 @@ def train(draft: Draft) -> Outcome:
     placed_pods = [] if isinstance(state, step_state.Queued) else state.pods
     draft.update(nodes=placement.summarize_nodes(placed_pods, desired=draft.spec.distributed.nodes))
     device.record_device(draft, pod_state.alive(state.pods))
+    if not isinstance(state, step_state.Queued | step_state.Stopping | step_state.AtWork):
+        eviction.record_missed_eviction(draft, number, state.job)
     checkpoint.record_checkpoint(draft, state.pods)
     return _act_on(draft, number, state)
 

@@ -22,6 +22,7 @@ REASON_OF_EXIT = {
 
 UNEXPLAINED = "Error"
 """The kubelet's reason for a container that ended with a nonzero code and without a more specific reason."""
+_NEVER_STARTED = "ContainerStatusUnknown"
 _NODE_LOST = "NodeLost"
 # The exit code after SIGKILL.
 _SIGKILL_CODE = 137
@@ -138,6 +139,20 @@ def _containers_succeeded(status: Json) -> bool:
     decisive_statuses = main_statuses or statuses
     terminated = [item.get("state", {}).get("terminated") or {} for item in decisive_statuses]
     return bool(terminated) and all(item.get("exitCode") == 0 for item in terminated)
+
+
+def has_run(pod: Json) -> bool:
+    """Whether a container of a pod has started, to the kubelet's knowledge."""
+    status = pod.get("status", {})
+    statuses = [*(status.get("containerStatuses") or []), *(status.get("initContainerStatuses") or [])]
+    return any(_has_started(item.get("state", {})) for item in statuses)
+
+
+def _has_started(state: Json) -> bool:
+    # NB: when a pod is stopped before a container starts, the kubelet gives this container an end with this reason and without a start.
+    terminated = state.get("terminated", {})
+    is_unknown = terminated.get("reason") == _NEVER_STARTED and not terminated.get("startedAt")
+    return "running" in state or (bool(terminated) and not is_unknown)
 
 
 def exits(pods: Iterable[Json], container: str) -> list[Exit]:

@@ -17,6 +17,7 @@ from fixtures.operator_in_memory.decisions import (
     ended,
     ftj,
     later,
+    lost,
     observed,
     pod,
     running,
@@ -286,6 +287,89 @@ def test_kueue_does_not_run_a_completed_training_again_while_its_version_is_awai
     assert (decision.status.phase, decision.delete) == ("Registering", ())
     following = conclude(registered(decision.status), observation, at=later(121))
     assert (following.status.phase, [item.name for item in following.delete]) == ("Registering", [JOB])
+
+
+def never_run() -> list[Json]:
+    """The pods of a gang that was stopped while its images were pulled, as the kubelet leaves them."""
+    return [
+        deleted_at(100, ended(JOB, rank, 137, at=101, reason="ContainerStatusUnknown")) for rank in (0, 1)
+    ]
+
+
+@pytest.mark.parametrize(
+    "pods", [[], never_run()], ids=["without pods", "with pods whose images were pulled"]
+)
+def test_an_eviction_before_any_pod_ran_is_not_recorded(pods: list[Json]) -> None:
+    starting = [pod(JOB, rank, "Pending") for rank in (0, 1)]
+    status = conclude(of(running()), observed(queued(start=60), pods=starting), at=later(65)).status
+    decision = conclude(of(status), observed(queued(), pods=pods, queue_state=EVICTED), at=later(120))
+    assert decision.status.attempts is None
+    assert said(decision, ConditionType.TRAINED) == (
+        "False",
+        ConditionReason.QUEUED,
+        "attempt 1 waits in Kueue's queue gpus at position 1: no quota",
+    )
+
+
+def test_an_eviction_without_an_entry_does_not_explain_the_entry_before() -> None:
+    unexplained = conclude(of(started()), observed(queued(), pods=saved(100)), at=later(120)).status
+    starting = [*saved(100), pod(JOB, 0, "Pending"), pod(JOB, 1, "Pending")]
+    resumed = observed(queued(start=200, condition="False"), pods=starting)
+    status = conclude(of(unexplained), resumed, at=later(205)).status
+    again = queued()
+    again["status"]["conditions"] = [
+        {"type": "Suspended", "status": "True", "lastTransitionTime": stamped(300)}
+    ]
+    observation = observed(again, pods=saved(100), queue_state=EVICTED)
+    for seconds in (310, 320):
+        status = conclude(of(status), observation, at=later(seconds)).status
+        assert ends(status) == [(1, "Preempted", "JobSuspended", 75, 40)]
+
+
+def resumed_after_eviction(**condition: str) -> Json:
+    """A Job that was suspended and resumed while the operator was down, with another condition."""
+    job = queued(start=200, condition="False")
+    if condition:
+        job["status"]["conditions"].append({"status": "True", **condition})
+    return job
+
+
+CRASHED = ended(JOB, 0, 1, "Traceback\nValueError: it broke", at=230)
+COMPLETED = [ended(JOB, rank, 0, at=230) for rank in (0, 1)]
+EVICTION = (1, "Preempted", "JobSuspended", 75, 40)
+# The Job, and its pods since it was resumed; then the entries.
+MISSED: dict[str, tuple[Json, list[Json], list[Any]]] = {
+    "a crash": (
+        resumed_after_eviction(type="Failed", reason="BackoffLimitExceeded"),
+        [CRASHED],
+        [EVICTION, (1, "Failed", "Error", 1, 40)],
+    ),
+    "the loss of a node": (
+        resumed_after_eviction(),
+        [lost(pod(JOB, 0)), pod(JOB, 1)],
+        [EVICTION, (1, "NodeLost", "NodeLost", None, 40)],
+    ),
+    "the end of the training": (resumed_after_eviction(type="Complete"), COMPLETED, [EVICTION]),
+}
+
+
+@pytest.mark.parametrize(("job", "pods", "expected"), MISSED.values(), ids=MISSED)
+def test_an_eviction_that_no_pass_saw_is_recorded_before(
+    job: Json, pods: list[Json], expected: list[Any]
+) -> None:
+    decision = conclude(of(started()), observed(job, pods=[*saved(100), *pods]), at=later(240))
+    assert ends(decision.status) == expected
+    assert next(item.end_time for item in decision.status.attempts or []) == later(200)
+
+
+def test_a_checkpoint_of_before_an_eviction_does_not_replace_a_newer_one() -> None:
+    newer = SAVED.model_copy(update={"checkpoint_step": 80})
+    job = resumed_after_eviction(type="Failed", reason="BackoffLimitExceeded")
+    pods = [*saved(100), ended(JOB, 0, 75, newer, at=230)]
+    status = conclude(of(started()), observed(job, pods=pods), at=later(240)).status
+    assert ends(status) == [EVICTION, (1, "Preempted", "Preempted", 75, 80)]
+    assert status.checkpoint is not None
+    assert status.checkpoint.step == 80
 
 
 def test_an_eviction_does_not_explain_the_one_before() -> None:
