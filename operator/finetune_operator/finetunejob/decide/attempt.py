@@ -15,7 +15,14 @@ from finetune_operator.finetunejob.children import pods_of_job
 from finetune_operator.finetunejob.decide import attempt_history, checkpoint
 from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.finetunejob.draft.wait import SOON_SECONDS
-from finetune_operator.finetunejob.pods import backoff, memory_reduction, own_code, pod_state, probing
+from finetune_operator.finetunejob.pods import (
+    backoff,
+    memory_reduction,
+    own_code,
+    pod_state,
+    probing,
+    queueing,
+)
 from finetune_operator.finetunejob.pods.step_state import Absent, Failed, NodeLost
 from finetune_operator.text import format_duration, shorten
 
@@ -30,6 +37,14 @@ _JOB_DELETED = "JobDeleted"
 @dataclass(frozen=True)
 class Preempted:
     """The gang was preempted, or somebody deleted one of its pods."""
+
+
+@dataclass(frozen=True)
+class Unexplained:
+    """The attempt was in a queue, and its pods no longer exist: they may have been preempted.
+
+    NB: without a queue, the message of the Job names the rule of the podFailurePolicy for EXIT_PREEMPTED. In a queue, there is no such rule.
+    """
 
 
 @dataclass(frozen=True)
@@ -60,10 +75,11 @@ class Retryable:
     """Another attempt may succeed."""
 
 
-FailureCause = Preempted | NotStarted | Fatal | OutOfMemory | Retryable
+FailureCause = Preempted | Unexplained | NotStarted | Fatal | OutOfMemory | Retryable
 # The word for each class in status.attempts.
 _CAUSES: dict[type[FailureCause], AttemptCause] = {
     Preempted: "Preempted",
+    Unexplained: "Preempted",
     NotStarted: "NotStarted",
     Fatal: "Fatal",
     OutOfMemory: "OutOfMemory",
@@ -91,6 +107,10 @@ def after_failure(draft: Draft, number: int, state: Failed) -> None:
         case Preempted():
             backoff.record_delay(draft, attempt)
             _restart_uncounted(draft, number, _describe_interruption(draft, number, failure, deleted_pod))
+        case Unexplained():
+            backoff.record_delay(draft, attempt)
+            why = f"attempt {number} may have been preempted and does not count as a restart; {sentence}"
+            _restart_uncounted(draft, number, why)
         case NotStarted():
             backoff.record_delay(draft, attempt)
             why = f"attempt {number} failed to start and does not count as a restart; {sentence}"
@@ -225,7 +245,9 @@ def classify_failure(
         # NB: the use of host memory varies, so the same settings may succeed next time; the use of GPU memory does not.
         if reduced_memory or failure.reason != memory_reduction.OUT_OF_HOST_MEMORY:
             return OutOfMemory(reduced_memory)
-    return Retryable()
+    may_be_preempted = contract.EXIT_PREEMPTED not in policy.fatal_exit_codes
+    is_unexplained = state.failure is None and queueing.queue_of(state.job) is not None
+    return Unexplained() if is_unexplained and may_be_preempted else Retryable()
 
 
 def _fail(draft: Draft, reason: ConditionReason, message: str) -> None:

@@ -372,6 +372,36 @@ def test_a_checkpoint_of_before_an_eviction_does_not_replace_a_newer_one() -> No
     assert status.checkpoint.step == 80
 
 
+REACHED = "Job has reached the specified backoff limit"
+
+
+def fail_without_pods(**policy: Any) -> Any:
+    """The decision about an attempt in a queue that has failed, and whose pods no longer exist."""
+    job = queued(start=60)
+    failed = {"type": "Failed", "status": "True", "reason": "BackoffLimitExceeded", "message": REACHED}
+    job["status"]["conditions"] = [failed]
+    before = ftj(started(), runPolicy={"queueName": "gpus", **policy}, checkpoint=CHECKPOINT)
+    return conclude(before, observed(job), at=later(120))
+
+
+def test_a_failure_in_a_queue_that_no_pod_explains_does_not_count() -> None:
+    """The pods may have stopped with exit code 75, and their node may have been deleted, while the operator was down."""
+    decision = fail_without_pods(maxRestarts=0)
+    assert (decision.status.attempt, decision.status.restarts) == (2, 0)
+    assert ends(decision.status) == [(1, "Preempted", "BackoffLimitExceeded", None, None)]
+    assert said(decision, ConditionType.TRAINED) == (
+        "False",
+        ConditionReason.RESTARTING,
+        "attempt 1 may have been preempted and does not count as a restart; the pods that could explain the failure no longer exist: "
+        f"{REACHED}; at 12:02:10 UTC, attempt 2 starts from the beginning: no checkpoint is recorded",
+    )
+
+
+def test_a_failure_in_a_queue_that_cannot_be_a_preemption_counts() -> None:
+    decision = fail_without_pods(fatalExitCodes=[64, 75])
+    assert (decision.status.attempt, decision.status.restarts) == (2, 1)
+
+
 def test_an_eviction_does_not_explain_the_one_before() -> None:
     unexplained = conclude(of(started()), observed(queued(), pods=saved(100)), at=later(120)).status
     resumed = conclude(
