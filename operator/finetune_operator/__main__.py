@@ -32,7 +32,7 @@ from finetune_operator.controller.store import Store
 from finetune_operator.controller.watches import Handlers, build_registry
 from finetune_operator.controller.workqueue import Queues, WorkQueue, work
 from finetune_operator.errors import ExternalError
-from finetune_operator.fence import PROCESS_FENCE, Fence, seconds_since_boot
+from finetune_operator.fence import PROCESS_FENCE, EventLoop, Fence, seconds_since_boot
 from finetune_operator.finetunejob import children
 from finetune_operator.finetunejob import enqueue as finetunejob_events
 from finetune_operator.finetunejob.abandoned_runs import AbandonedRuns
@@ -69,7 +69,8 @@ def main() -> int:
         return 64
     configure_logging(settings)
     try:
-        asyncio.run(run(settings))
+        with asyncio.Runner(loop_factory=EventLoop) as runner:
+            runner.run(run(settings))
     except LeaseLostError as error:
         log.error("%s", error)  # noqa: TRY400 - the message says it all
         return 1

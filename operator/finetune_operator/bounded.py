@@ -21,7 +21,7 @@ from http import HTTPStatus
 import aiohttp
 from yarl import URL
 
-from finetune_operator.fence import PROCESS_FENCE, NotLeaderError
+from finetune_operator.fence import PROCESS_FENCE, EventLoop, NotLeaderError
 from finetune_operator.proxy import find_proxy
 
 TIMEOUT_SECONDS = 10.0
@@ -230,7 +230,7 @@ def _get_loop() -> asyncio.AbstractEventLoop:
 
 @functools.cache
 def _start_loop() -> asyncio.AbstractEventLoop:
-    loop = asyncio.new_event_loop()
+    loop = EventLoop()
     # NB: a name lookup cannot be canceled. With threads of their own, lookups that wait for a silent name server delay no other request.
     loop.set_default_executor(ThreadPoolExecutor(_RESOLVING_THREADS, "resolve"))
     threading.Thread(target=loop.run_forever, name="requests", daemon=True).start()

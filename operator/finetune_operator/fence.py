@@ -25,6 +25,18 @@ def seconds_since_boot() -> float:
     return time.clock_gettime(_CLOCK)
 
 
+class EventLoop(asyncio.SelectorEventLoop):
+    """The event loop of every request. Its timers also count the time for which the machine was suspended.
+
+    NB: asyncio's own loops use a clock that stands still meanwhile. After the machine has continued, a write that was about to be sent
+    would still have its whole timeout, while another replica holds the Lease. The wall clock would not do: it can be set.
+    """
+
+    def time(self) -> float:
+        """Seconds since the machine was started."""
+        return seconds_since_boot()
+
+
 class NotLeaderError(Exception):
     """A request that writes was not sent, because this replica does not hold the Lease of the operator."""
 
@@ -76,7 +88,8 @@ class Fence:
             NotLeaderError: the request writes, and the fence is closed or about to close.
             TimeoutError: the request did not end in time.
         """
-        # NB: the time is read before the check of the fence. A process that is paused after the check then finds the timeout expired.
+        # NB: the time is read before the check of the fence. A process that is paused after the check then finds the timeout expired; see
+        # `EventLoop` for a machine that is suspended.
         started = asyncio.get_running_loop().time()
         if is_read or method in READING_METHODS:
             async with asyncio.timeout_at(started + timeout_seconds):

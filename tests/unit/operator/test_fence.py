@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import sys
+import time
 
 import pytest
 
-from finetune_operator import bounded
-from finetune_operator.fence import READING_METHODS, Fence, NotLeaderError
+from finetune_operator import __main__, bounded
+from finetune_operator import fence as fence_module
+from finetune_operator.fence import READING_METHODS, EventLoop, Fence, NotLeaderError
 from support.http_server import Answer, Request, serving
 
 
@@ -82,6 +85,53 @@ async def test_a_write_that_was_paused_after_the_check_is_not_sent() -> None:
     with pytest.raises(TimeoutError):
         await write()
     assert (connected.done(), sent, fence.writes) == (True, False, 0)
+
+
+def test_a_write_is_not_sent_after_the_machine_was_suspended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock of asyncio's own loops stands still while the machine is suspended."""
+    suspended_seconds = 0.0
+
+    def clock() -> float:
+        return time.monotonic() + suspended_seconds
+
+    monkeypatch.setattr(fence_module, "seconds_since_boot", clock)
+    fence = Fence(clock)
+    fence.open_until(clock() + 8)
+    sent = False
+
+    async def write() -> None:
+        nonlocal suspended_seconds, sent
+        loop = asyncio.get_running_loop()
+        connected = loop.create_future()
+        async with fence.limit("POST", 30):
+            suspended_seconds = 60.0
+            loop.call_soon(connected.set_result, None)
+            await connected
+            sent = True
+
+    with asyncio.Runner(loop_factory=EventLoop) as runner, pytest.raises(TimeoutError):
+        runner.run(write())
+    assert (sent, fence.writes) == (False, 0)
+
+
+def test_every_request_of_the_operator_is_sent_on_that_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    async def look(*_: object) -> None:
+        loops.append(asyncio.get_running_loop())
+
+    monkeypatch.setattr(__main__, "run", look)
+    monkeypatch.setattr(__main__, "configure_logging", lambda _: None)
+    monkeypatch.setattr(sys, "argv", ["finetune-operator"])
+    assert __main__.main() == 0
+
+    def answer(_: Request) -> Answer:
+        return Answer(200)
+
+    monkeypatch.setattr(bounded, "_read_body", look)
+    with serving(answer) as uri:
+        bounded.request_in_thread("GET", uri, headers={}, max_bytes=1000)
+    assert [type(loop) for loop in loops] == [EventLoop, EventLoop]
 
 
 def test_the_fence_closes_by_itself() -> None:
