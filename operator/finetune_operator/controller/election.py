@@ -59,6 +59,8 @@ class Election:
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     won: asyncio.Event = field(default_factory=asyncio.Event)
     _lease: HeldLease | None = None
+    _may_hold: bool = False
+    """Whether this process holds the Lease, or has sent a request for it whose result is unknown."""
     _tried_recovery: bool = False
     """Whether the API server has been asked, and has answered, if an earlier process of this replica holds the Lease."""
     _last_answer: float = field(init=False)
@@ -88,10 +90,10 @@ class Election:
         # lost: the next process of this replica could take the Lease back while a write is still in progress.
         while self.fence.writes:
             await self.sleep(_DRAIN_INTERVAL_SECONDS)
-        if self._lease is None:
+        if not self._may_hold:
             return
         try:
-            # A renewal whose response was lost has changed the version of the Lease, so the Lease is read again.
+            # A request whose response was lost, or not awaited, has changed the Lease, so the Lease is read again.
             lease = await self.leases.recover(self.name, _ABOUT, self.leases.identity)
         except (KubeError, LeaseBusy) as error:
             log.warning("Lease %s was not released, and expires: %s", self._where, error)
@@ -125,7 +127,7 @@ class Election:
         report = ""
         while True:
             try:
-                lease = await self._recover_after_restart() or await self.leases.acquire(self.name, _ABOUT)
+                lease = await self._recover_earlier() or await self._acquire()
             except LeaseBusy as error:
                 self._last_answer = self.leases.clock()
                 text, level = f"{error}: standing by", logging.INFO
@@ -138,13 +140,32 @@ class Election:
                 report = text
             await self.sleep(_RETRY_INTERVAL * self.leases.seconds)
 
-    async def _recover_after_restart(self) -> HeldLease | None:
-        """Take back the Lease of an earlier process of this replica, whose container was restarted. Tried until the API server answers."""
+    async def _acquire(self) -> HeldLease:
+        # NB: this process may be told to end while it waits for the response.
+        self._may_hold = True
+        try:
+            return await self.leases.acquire(self.name, _ABOUT)
+        except LeaseBusy:
+            self._may_hold = False
+            raise
+
+    async def _recover_earlier(self) -> HeldLease | None:
+        """Take back the Lease if this process has acquired it without getting the response, or an earlier process of this replica holds it.
+
+        The latter, after a restart of the container, is tried until the API server answers.
+        """
+        if self._may_hold:
+            lease = await self.leases.recover(self.name, _ABOUT, self.leases.identity)
+            if lease:
+                return lease
+            self._may_hold = False
         if not self.replica or self._tried_recovery:
             return None
         # With an empty process, this is the beginning of the identities of all processes of this replica.
+        self._may_hold = True
         lease = await self.leases.recover(self.name, _ABOUT, build_identity(self.replica, ""))
         self._tried_recovery = True
+        self._may_hold = lease is not None
         return lease
 
     async def _renew(self) -> HeldLease:
@@ -180,6 +201,7 @@ class Election:
     def _lose(self, why: str) -> LeaseLostError:
         self.fence.close()
         self._lease = None
+        self._may_hold = False
         return LeaseLostError(
             f"this replica lost Lease {self._where} and ends, so that another replica leads: {why}"
         )

@@ -196,6 +196,60 @@ class Lossy(StandIn):
         return written
 
 
+class Unanswered(StandIn):
+    """Carries requests for the Lease out, and gives the response to the first of them late or not at all."""
+
+    error: KubeError | None = None
+    is_late: bool = False
+
+    async def create(self, body: Json, *, dry_run: bool = False) -> Json:
+        written = await super().create(body, dry_run=dry_run)
+        if self.is_late:
+            await asyncio.Event().wait()
+        error, self.error = self.error, None
+        if error:
+            raise error
+        return written
+
+
+async def test_a_standby_that_is_stopped_while_it_acquires_the_lease_releases_it(world: World) -> None:
+    kube = Unanswered()
+    kube.is_late = True
+    standby = world.start("a", kube=kube)
+    await settle()
+    assert [name for _, _, name in kube.objects] == [NAME]
+    standby.task.cancel()
+    await standby.election.resign()
+    assert kube.objects == {}
+
+
+@pytest.mark.parametrize("name", ["a", ""])
+async def test_a_lease_that_was_acquired_without_a_response_is_held_at_the_next_try(
+    world: World, name: str
+) -> None:
+    kube = Unanswered()
+    kube.error = AWAY
+    world.start(name, kube=kube)
+    await settle()
+    assert world.leaders == []
+    await world.advance(1.5)
+    assert world.leaders == [f"{name}_1"]
+
+
+async def test_a_standby_that_never_held_the_lease_asks_for_nothing_when_it_ends(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.start("a")
+    await settle()
+    standby = world.start("b")
+    await settle()
+    standby.task.cancel()
+    world.kube.refuse["get", "Lease"] = KubeError(500, "it was asked")
+    await standby.election.resign()
+    assert world.lease()["spec"]["holderIdentity"] == "a_1"
+    assert "it was asked" not in caplog.text
+
+
 async def test_a_renewal_without_a_response_is_no_loss(world: World) -> None:
     kube = Lossy()
     world.kube = kube
