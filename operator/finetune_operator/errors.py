@@ -55,3 +55,7 @@ class ExternalError(Exception):
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem.message)
         self.problem = problem
+
+
+class NotSentError(ExternalError):
+    """A request that writes was not sent, because this replica does not hold the Lease of the operator. It says nothing about the server."""

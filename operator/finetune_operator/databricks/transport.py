@@ -15,8 +15,10 @@ from requests.adapters import BaseAdapter
 from requests.structures import CaseInsensitiveDict
 from yarl import URL
 
+from finetune_crds.conditions import ConditionReason
 from finetune_operator import metrics
-from finetune_operator.bounded import NoResponseError, ResponseTimeoutError, request_in_thread
+from finetune_operator.bounded import FencedError, NoResponseError, ResponseTimeoutError, request_in_thread
+from finetune_operator.errors import NotSentError, Problem
 
 # A page of runs or versions is some 100 KiB, and the report of a preparation less.
 _MAX_RESPONSE_BYTES = 16 * 2**20
@@ -33,6 +35,7 @@ class BoundedAdapter(BaseAdapter):
         """Send a request, and return the response with its body. Options of the session, such as its timeout, are ignored.
 
         Raises:
+            NotSentError: the request writes, and this replica does not hold the Lease of the operator.
             requests.Timeout: no response came in time.
             requests.ConnectionError: the server cannot be reached, sends more than the limit, or redirects.
         """
@@ -50,6 +53,9 @@ class BoundedAdapter(BaseAdapter):
                     max_bytes=_MAX_RESPONSE_BYTES,
                 )
                 sent.status = answer.status
+        except FencedError as error:
+            message = f"Databricks at {URL(request.url or '').host} was not asked: {error}"
+            raise NotSentError(Problem(ConditionReason.DATABRICKS_ERROR, message)) from None
         except ResponseTimeoutError as error:
             raise requests.Timeout(str(error), request=request) from None
         except NoResponseError as error:

@@ -24,6 +24,7 @@ from finetune_crds.conditions import ConditionReason
 from finetune_operator import metrics
 from finetune_operator.bounded import (
     AddressError,
+    FencedError,
     Login,
     NoResponseError,
     Response,
@@ -32,7 +33,7 @@ from finetune_operator.bounded import (
     basic_authorization,
     request_in_thread,
 )
-from finetune_operator.errors import PROTOCOL_CODES, ExternalError, Problem
+from finetune_operator.errors import PROTOCOL_CODES, ExternalError, NotSentError, Problem
 from finetune_operator.text import mask, shorten
 
 log = logging.getLogger(__name__)
@@ -170,6 +171,10 @@ class Client:
         except UnsendableError:
             message = f"the credentials for MLflow at {self.uri} contain a control character: correct the Secret in spec.tracking.secretRef"
             raise ExternalError(Problem(ConditionReason.CREDENTIALS_UNREADABLE, message)) from None
+        except FencedError as error:
+            raise NotSentError(
+                Problem(ConditionReason.MLFLOW_ERROR, f"MLflow at {self.uri} was not asked: {error}")
+            ) from None
         except TooLargeError as error:
             raise LargeAnswerError(self._not_mlflow_error(str(error)).problem) from None
         except NoResponseError as error:

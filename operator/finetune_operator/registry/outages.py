@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
-from finetune_operator.errors import UNREACHABLE, ExternalError, Problem
+from finetune_operator.errors import UNREACHABLE, ExternalError, NotSentError, Problem
 
 Answer = TypeVar("Answer")
 
@@ -83,7 +83,8 @@ class Outages:
             answer = await asyncio.to_thread(call)
         except BaseException as error:
             self._outages.pop(server, None)
-            if isinstance(error, ExternalError) and is_remembered(error.problem):
+            is_answer = not isinstance(error, NotSentError)
+            if isinstance(error, ExternalError) and is_answer and is_remembered(error.problem):
                 self._remember(server, error.problem)
             raise
         self._outages.pop(server, None)

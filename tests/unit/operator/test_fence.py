@@ -5,12 +5,19 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
+from collections.abc import Callable
 
 import pytest
+import requests
 
 from finetune_operator import __main__, bounded
 from finetune_operator import fence as fence_module
+from finetune_operator.databricks.access import Access
+from finetune_operator.databricks.transport import bind
+from finetune_operator.databricks.workspace import translate_errors
+from finetune_operator.errors import UNREACHABLE, NotSentError
 from finetune_operator.fence import READING_METHODS, EventLoop, Fence, NotLeaderError
+from finetune_operator.mlflow.client import Client
 from support.http_server import Answer, Request, serving
 
 
@@ -164,3 +171,27 @@ async def test_the_client_of_other_servers_passes_the_fence(
             with pytest.raises(bounded.FencedError, match="no longer holds its Lease"):
                 await request
     assert seen == ([method] if method in READING_METHODS else [])
+
+
+def ask_mlflow(uri: str) -> None:
+    Client(uri).post("runs/update", run_id="r", status="FINISHED")
+
+
+def ask_databricks(uri: str) -> None:
+    access = Access(uri, token="t")
+    with translate_errors(access, "cancel a run"), bind(requests.Session()) as session:
+        session.post(f"{uri}/api/2.2/jobs/runs/cancel")
+
+
+@pytest.mark.parametrize("ask", [ask_mlflow, ask_databricks])
+def test_a_write_that_was_not_sent_is_no_outage_of_its_server(
+    monkeypatch: pytest.MonkeyPatch, ask: Callable[[str], None]
+) -> None:
+    fence = Fence()
+    fence.close()
+    monkeypatch.setattr(bounded, "PROCESS_FENCE", fence)
+    with pytest.raises(
+        NotSentError, match=r"^\w+ at \S+ was not asked: this replica .* no longer holds its Lease"
+    ) as raised:
+        ask("http://127.0.0.1:9")
+    assert raised.value.problem.reason not in UNREACHABLE

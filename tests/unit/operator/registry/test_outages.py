@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from finetune_crds.conditions import ConditionReason
-from finetune_operator.errors import ExternalError, Problem
+from finetune_operator.errors import ExternalError, NotSentError, Problem
 from finetune_operator.registry.outages import Outages
 
 AWAY = Problem(ConditionReason.MLFLOW_UNREACHABLE, "no answer")
@@ -47,6 +47,18 @@ async def test_a_login_that_is_refused_is_remembered_too() -> None:
     assert await outages.log_in("corrected", lambda: "token") == "token"
     # Another request to the same server is no login.
     assert await outages.ask("secret", lambda: "answer") == "answer"
+
+
+async def test_a_request_that_was_not_sent_says_nothing_about_the_server() -> None:
+    outages = Outages(lambda: 100.0, 10)
+
+    def write() -> None:
+        raise NotSentError(Problem(ConditionReason.MLFLOW_ERROR, "not the leader"))
+
+    for call in (outages.ask, outages.log_in):
+        with pytest.raises(NotSentError):
+            await call("http://a", write)
+        assert await call("http://a", lambda: "answer") == "answer"
 
 
 async def test_only_one_resource_waits_for_a_server_that_may_be_back() -> None:
