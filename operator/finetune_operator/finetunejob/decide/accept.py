@@ -65,11 +65,15 @@ def accept(draft: Draft) -> Outcome:
 
 def _accept(draft: Draft) -> Outcome:
     """Accept the job, and record the values of the chart that stay the same for its life."""
-    draft.update(
-        resolved=resolved(
-            draft.spec, namespace=draft.ftj.namespace, name=draft.ftj.name, defaults=draft.settings.defaults
+    if draft.status.resolved is None:
+        draft.update(
+            resolved=resolved(
+                draft.spec,
+                namespace=draft.ftj.namespace,
+                name=draft.ftj.name,
+                defaults=draft.settings.defaults,
+            )
         )
-    )
     _record_acceptance(draft)
     return Continue
 
@@ -103,10 +107,10 @@ def _leave_alone(draft: Draft) -> Outcome:
 
 
 def _was_accepted(draft: Draft) -> bool:
-    """Whether the job was accepted before Accepted became Unknown: only accepted jobs have a start time."""
+    """Whether the job was accepted before Accepted became Unknown: only accepted jobs have a start time, or resolved values."""
     accepted = draft.condition(ConditionType.ACCEPTED)
     unknown = accepted is not None and accepted.status == "Unknown"
-    return unknown and draft.status.start_time is not None
+    return unknown and (draft.status.start_time is not None or draft.status.resolved is not None)
 
 
 def permanent_mistakes(ftj: FineTuneJob) -> list[str]:

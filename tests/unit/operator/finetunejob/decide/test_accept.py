@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from datetime import datetime
 from typing import Any
 
 import pytest
 
 from finetune_crds.conditions import SUMMARY, ConditionReason, ConditionType
 from finetune_crds.status import FineTuneJobStatus
+from finetune_operator.defaults import Defaults
 from finetune_operator.finetunejob.decide.accept import unsupported_fields
 from finetune_operator.finetunejob.model import Decision
 from finetune_operator.settings import Settings
@@ -334,6 +336,26 @@ def test_a_job_at_work_goes_on_when_its_spec_can_be_read_again() -> None:
     decision = conclude(refused_now, observation)
     assert said(decision, ConditionType.ACCEPTED) == ("True", ConditionReason.ACCEPTED, "the spec can be run")
     assert (decision.status.phase, decision.apply, decision.delete) == ("Training", (), ())
+
+
+def accept_in(queue: str, before: FineTuneJobStatus | None = None) -> FineTuneJobStatus:
+    """The status after a pass in an installation with this default queue."""
+    defaults = Defaults(queue_name=queue)
+    job = ftj(before, defaults=defaults)
+    return conclude(job, settings=dataclasses.replace(NO_MLFLOW, defaults=defaults)).status
+
+
+@pytest.mark.parametrize("start_time", [NOW, None], ids=["at work", "not started"])
+def test_a_job_whose_spec_can_be_read_again_stays_in_the_queue_that_it_began_with(
+    start_time: datetime | None,
+) -> None:
+    accepted = accept_in("gpus")
+    unreadable = condition(ConditionType.ACCEPTED, "Unknown", ConditionReason.SPEC_UNREADABLE)
+    others = [item for item in accepted.conditions if item.type != ConditionType.ACCEPTED]
+    before = accepted.model_copy(update={"conditions": [unreadable, *others], "start_time": start_time})
+    after = accept_in("research", before)
+    assert after.resolved is not None
+    assert (after.resolved, after.resolved.queue_name) == (accepted.resolved, "gpus")
 
 
 def test_a_new_job_is_judged_when_its_spec_can_be_read() -> None:
