@@ -13,7 +13,7 @@ from finetune_crds.tracking import Tracking
 from finetune_operator.errors import ExternalError, Problem
 from finetune_operator.finetunejob.model import AliasVersion, FineTuneJob
 from finetune_operator.finetunejob.observe.background_reads import BackgroundReads, MaxAge, ReadPace
-from finetune_operator.finetunejob.observe.run_poller import RunPoller
+from finetune_operator.finetunejob.observe.run_poller import RunPoller, find_turn
 from finetune_operator.finetunejob.observe.shared_answers import SharedAnswers
 from finetune_operator.finetunejob.references import aliases_to_resolve
 from finetune_operator.registry.base import RegisteredModel
@@ -94,7 +94,7 @@ class AliasVersionReader:
 
     async def _read(self, ftj: FineTuneJob, question: _Question) -> RegisteredModel | Problem | None:
         try:
-            async with self.pace.threads.turn(ftj.namespace, question.servers):
+            async with self.pace.threads.turn(find_turn(self.settings, ftj), question.servers):
                 tracked = await self.poller.tracked(ftj)
                 if tracked is None:  # not reached: `read` requires a server
                     return None

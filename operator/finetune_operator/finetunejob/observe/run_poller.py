@@ -57,6 +57,19 @@ def find_place(ftj: FineTuneJob, tracked: Tracked, uri: str) -> Place:
     return Place(normalize_address(tracked.server.uri), reader)
 
 
+def find_turn(settings: Settings, ftj: FineTuneJob) -> str:
+    """In whose turn a read takes place whose answer jobs may share: the namespace of the job or, on the installation's server, nobody's ("").
+
+    NB: the read would otherwise wait while the first job's namespace waits for other, slow servers, and the jobs of all namespaces with it. A
+    server that a job names has no such privilege: otherwise a namespace could occupy this turn with slow servers.
+    """
+    tracking = ftj.spec.tracking if ftj.spec else Tracking()
+    uses_installation = tracking.secret_ref is None and settings.servers(tracking) == settings.servers(
+        Tracking()
+    )
+    return "" if uses_installation else ftj.namespace
+
+
 @dataclass
 class RunPoller:
     """Reads the runs and versions of FineTuneJobs, in threads outside the event loop.
@@ -159,7 +172,7 @@ class RunPoller:
         experiment_id = ftj.status.mlflow.experiment_id if ftj.status.mlflow else None
         # NB: workspaces have other limits for searches, so each of their runs is read alone.
         if run_id and experiment_id and tracked.workspace is None:
-            search = partial(self._ask_in_turn, ftj, tracked, server.uri)
+            search = partial(self._ask_in_turn, ftj, tracked, server.uri, turn=find_turn(self.settings, ftj))
             run = await self._batches.find_run(server, run_id, experiment_id, search)
             if run:
                 return run
@@ -170,10 +183,17 @@ class RunPoller:
         return await self._ask_in_turn(ftj, tracked, server.uri, find_run)
 
     async def _ask_in_turn(
-        self, ftj: FineTuneJob, tracked: Tracked, uri: str, question: Callable[[], Answer]
+        self,
+        ftj: FineTuneJob,
+        tracked: Tracked,
+        uri: str,
+        question: Callable[[], Answer],
+        *,
+        turn: str | None = None,
     ) -> Answer:
+        """`ask`, in the turn of the job's namespace or in another one, see `find_turn`."""
         servers = (tracked.server.uri, tracked.server.registry_uri)
-        async with self.pace.threads.turn(ftj.namespace, servers):
+        async with self.pace.threads.turn(ftj.namespace if turn is None else turn, servers):
             return await self.ask(ftj, tracked, uri, question)
 
 

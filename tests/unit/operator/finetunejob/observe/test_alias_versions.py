@@ -6,6 +6,7 @@ import asyncio
 import base64
 import threading
 from collections.abc import Hashable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,11 +19,13 @@ from finetune_operator.finetunejob.model import AliasVersion, FineTuneJob
 from finetune_operator.finetunejob.observe.alias_versions import AliasVersionReader
 from finetune_operator.finetunejob.observe.run_poller import RunPoller, find_place
 from finetune_operator.kube import KubeError
+from finetune_operator.registry.base import RegisteredModel
+from finetune_operator.registry.mlflow import MlflowRegistry
 from finetune_operator.registry.outages import Outages
 from finetune_operator.settings import Settings
 from fixtures.fake_databricks import Workspace
 from fixtures.fake_kube import StandIn
-from fixtures.operator_in_memory.decisions import ACCEPTED, condition, ftj, status
+from fixtures.operator_in_memory.decisions import ACCEPTED, SETTINGS, condition, ftj, status
 from fixtures.operator_in_memory.reads import wait_for_answers
 
 MODEL = "main.llm.support"
@@ -90,6 +93,21 @@ async def test_jobs_that_wait_for_one_model_share_the_answer(databricks: Workspa
     answer = await world.reader.read(replace(job(f"models:/{MODEL}@staging"), uid="one-more"))
     assert answers == [{"base": AliasVersion(exists=True, version="2")}] * 5
     assert (answer, world.asked()) == ({"base": AliasVersion(exists=True)}, [MODEL])
+
+
+async def test_a_shared_read_does_not_wait_for_one_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MlflowRegistry, "model", lambda _, name: RegisteredModel(name, {"champion": "7"}))
+    pace = wait_for_answers(lambda: 0.0)
+    reader = AliasVersionReader(RunPoller(StandIn(), SETTINGS, pace), SETTINGS, pace)
+    waits = ftj(status(ACCEPTED), model={"base": "models:/support@champion"})
+    async with AsyncExitStack() as stack:
+        for _ in range(pace.threads.per_namespace):
+            await stack.enter_async_context(pace.threads.turn("slow", "another server"))
+        first = asyncio.create_task(reader.read(replace(waits, namespace="slow", uid="uid-1")))
+        await asyncio.sleep(0)
+        answer = await asyncio.wait_for(reader.read(waits), 5)
+        assert answer == {"base": AliasVersion(exists=True, version="7")}
+    assert await first == answer
 
 
 async def test_jobs_with_other_credentials_do_not(databricks: Workspace) -> None:

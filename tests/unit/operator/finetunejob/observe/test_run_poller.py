@@ -20,7 +20,7 @@ from finetune_operator.errors import ExternalError, Problem
 from finetune_operator.finetunejob.model import FineTuneJob, Mlflow
 from finetune_operator.finetunejob.observe import run_poller
 from finetune_operator.finetunejob.observe.observer import read_finetunejob
-from finetune_operator.finetunejob.observe.run_poller import RunPoller, find_place
+from finetune_operator.finetunejob.observe.run_poller import RunPoller, find_place, find_turn
 from finetune_operator.kube import KubeError
 from finetune_operator.mlflow.client import Credentials
 from finetune_operator.mlflow.model import Run
@@ -398,3 +398,46 @@ def test_an_answer_in_which_something_is_missing_is_not_complete(
 ) -> None:
     query = run_poller._Query("r1", includes_version=includes_version)
     assert run_poller._is_complete(query, mlflow) is expected
+
+
+async def test_a_search_for_all_namespaces_does_not_wait_for_one_of_them(
+    mlflow_queries: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first job of the batch has logged in, and then all turns of its namespace wait for another server."""
+    world, leave = World(), asyncio.Event()
+    turns = world.poller.pace.threads
+    waiting: list[asyncio.Task[None]] = []
+
+    async def wait_for_slow_server() -> None:
+        async with turns.turn("slow", "another server"):
+            await leave.wait()
+
+    async def log_in(_self: RunPoller, job: FineTuneJob) -> Tracked:
+        if job.namespace == "slow":
+            waiting.extend(asyncio.create_task(wait_for_slow_server()) for _ in range(turns.per_namespace))
+            await asyncio.sleep(0)
+        return Tracked(Server(URI, URI))
+
+    monkeypatch.setattr(RunPoller, "tracked", log_in)
+    job = ftj(running(mlflow=RUN))
+    first = asyncio.create_task(world.poller.poll(dataclasses.replace(job, namespace="slow", uid="u9")))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert await asyncio.wait_for(world.poller.poll(job), 5) == tracked()
+    leave.set()
+    assert await first == tracked()
+    await asyncio.gather(*waiting)
+
+
+TURNS: dict[str, tuple[Json, str]] = {
+    "the installation's server": ({}, ""),
+    "the same, by its address": ({"uri": URI}, ""),
+    "a login of its own": ({"secretRef": {"name": "mlflow"}}, "team"),
+    "a server of its own": ({"uri": "http://slow:5000"}, "team"),
+    "a registry of its own": ({"registryUri": "http://slow:5000"}, "team"),
+}
+
+
+@pytest.mark.parametrize(("tracking", "expected"), TURNS.values(), ids=TURNS)
+def test_only_reads_of_the_installations_server_take_nobodys_turn(tracking: Json, expected: str) -> None:
+    assert find_turn(SETTINGS, ftj(tracking=tracking)) == expected
