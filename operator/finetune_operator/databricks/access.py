@@ -10,6 +10,7 @@ from finetune_crds.conditions import ConditionReason
 from finetune_crds.databricks import SECRET_KEYS
 from finetune_operator.errors import ExternalError, Problem
 from finetune_operator.settings import Settings
+from finetune_operator.text import normalize_address
 
 _REQUIRED_KEYS = "DATABRICKS_HOST with DATABRICKS_TOKEN, or DATABRICKS_HOST with DATABRICKS_CLIENT_ID and DATABRICKS_CLIENT_SECRET"
 
@@ -56,7 +57,7 @@ def find_workspace(settings: Settings, secret: Mapping[str, str] | None) -> str:
     Raises:
         ExternalError: no workspace is known, or the Secret is incomplete.
     """
-    return resolve_access(secret, settings).host.casefold()
+    return resolve_access(secret, settings).host
 
 
 def _read_settings(settings: Settings) -> Access:
@@ -102,21 +103,23 @@ def _read_secret(secret: Mapping[str, str]) -> Access:
 
 
 def _normalize_host(host: str, where: str) -> str:
-    """The address of a workspace, with a scheme and without a path."""
+    """The address of a workspace, with a scheme and in one spelling.
+
+    NB: an address with a path or a query, as a browser shows it, is refused. Pods get the address as it is, and their requests would fail.
+    """
     full = host if "://" in host else f"https://{host}"
     try:
         parts = urlsplit(full)
-        is_invalid = (
-            parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.password
-        )
+        is_server = parts.scheme in ("http", "https") and parts.hostname and parts.path in ("", "/")
+        is_invalid = not is_server or parts.username or parts.password or parts.query or parts.fragment
     except ValueError:
         is_invalid = True
     if is_invalid:
         # NB: the message does not show the host, which may contain a password.
         raise _not_configured(
-            f"{where} is not a workspace address: use an address like https://example.cloud.databricks.com"
+            f"{where} is not a workspace address: use an address like https://example.cloud.databricks.com, without a path or a query"
         )
-    return f"{parts.scheme}://{parts.netloc.rstrip('/')}"
+    return normalize_address(full)
 
 
 def _not_configured(message: str) -> ExternalError:

@@ -225,7 +225,7 @@ INCOMPLETE: dict[str, tuple[dict[str, str] | None, Settings, str]] = {
     "no address": (
         {"DATABRICKS_HOST": "https://me:secret@w", "DATABRICKS_TOKEN": "t"},
         Settings(),
-        "DATABRICKS_HOST is not a workspace address: use an address like https://example.cloud.databricks.com",
+        "DATABRICKS_HOST is not a workspace address: use an address like https://example.cloud.databricks.com, without a path or a query",
     ),
     "installed without a token": (
         None,
