@@ -219,6 +219,7 @@ class Observed:
         node_labels: labels of the nodes that were read, by node.
         offered_resources: resources that at least one node offers; None if no pod waits for a GPU, or nodes cannot be read.
         dry_run_answer: answer to the dry runs that the decision requested.
+        has_checked_pods: whether dry runs were made for this generation of the job since the operator was started.
         executors: pods of Spark's executors, while the preparation runs.
         preparation: the Databricks run that the status names, while it is followed.
         custom_children: objects of another operator's kind, such as SparkApplications, until the preparation is complete.
@@ -239,6 +240,7 @@ class Observed:
     node_labels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     offered_resources: frozenset[str] | None = None
     dry_run_answer: DryRunAnswer | None = None
+    has_checked_pods: bool = True
     executors: tuple[Json, ...] = ()
     preparation: Preparation | None = None
     custom_children: CustomChildren | None = None

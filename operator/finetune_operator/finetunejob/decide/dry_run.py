@@ -1,8 +1,9 @@
 """Checks the training and evaluation pods of a job in dry runs of the API server, before the operator creates children.
 
 Mistakes must be found early: a preparation takes hours, and a correction of spec.pods does not change the pods of an existing Job. Until
-the data are prepared, the check runs once for each generation of the spec. It is repeated after a rejection or an error, since the
-policies of the API server, the defaults of the chart and Kueue's queues can change while the spec does not.
+the data are prepared, the check runs once for each generation of the spec, and again after the operator was restarted, perhaps with other
+defaults or another image of the trainer. It is repeated after a rejection or an error, since the policies of the API server, the defaults
+of the chart and Kueue's queues can change while the spec does not.
 
 If a preparation runs first, the job's queue must exist before the preparation starts. A full quota does not stop the job: its pods need
 the quota only after the preparation, when other jobs may have ended.
@@ -35,7 +36,8 @@ def check_pods(draft: Draft) -> Outcome:
         # A later policy ends the pass, so no pod is created.
         return Continue
     pods_admitted = draft.condition(ConditionType.PODS_ADMITTED)
-    is_current = pods_admitted is not None and pods_admitted.observed_generation == draft.generation
+    is_of_generation = pods_admitted is not None and pods_admitted.observed_generation == draft.generation
+    is_current = is_of_generation and draft.observed.has_checked_pods
     if not is_current or _is_blocking(pods_admitted):
         answer = draft.observed.dry_run_answer
         if answer is None:

@@ -31,7 +31,7 @@ _REASONS = {
     422: ConditionReason.POD_TEMPLATE_INVALID,
 }
 _MAX_DELAY_SECONDS = 60.0
-# If more jobs have accepted pods, all their answers are discarded.
+# If more jobs have been checked, all their answers are discarded.
 _MAX_JOBS = 8192
 
 
@@ -58,6 +58,12 @@ class DryRunner:
     def __post_init__(self) -> None:
         self._refusals = NegativeCache[_Answer](self.clock, _MAX_DELAY_SECONDS)
         self._accepted: dict[str, _Answer] = {}
+        self._checked: dict[str, int] = {}
+        """By job: the generation of its last dry runs, whatever the answer."""
+
+    def has_checked(self, ftj: FineTuneJob) -> bool:
+        """Whether this process has made the dry runs of a job. An earlier process may have had other defaults, and so other pods."""
+        return self._checked.get(ftj.uid) == ftj.generation
 
     async def run(self, ftj: FineTuneJob, bodies: Sequence[Json]) -> DryRunAnswer:
         """The API server's answer for a job; after a refusal, the same answer until the delay is over.
@@ -78,9 +84,11 @@ class DryRunner:
         if has_new_spec or not is_refusal:
             # The delays start again.
             self.forget(ftj)
+        if len(self._checked) >= _MAX_JOBS:
+            self._accepted.clear()
+            self._checked.clear()
+        self._checked[ftj.uid] = ftj.generation
         if answer.admitted:
-            if len(self._accepted) >= _MAX_JOBS:
-                self._accepted.clear()
             self._accepted[ftj.uid] = _Answer(ftj.generation, answer)
         if not is_refusal:
             return answer
@@ -91,6 +99,7 @@ class DryRunner:
         """Discard the last answer: there is a newer answer, or the job was deleted."""
         self._refusals.forget(ftj.uid)
         self._accepted.pop(ftj.uid, None)
+        self._checked.pop(ftj.uid, None)
 
 
 async def run_dry_runs(kube: Kube, bodies: Sequence[Json]) -> DryRunAnswer:

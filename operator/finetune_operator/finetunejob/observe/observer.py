@@ -139,6 +139,7 @@ class FineTuneJobObserver:
             resumed=await self._read_resumed_job(ftj, now),
             alias_versions=await self._alias_versions.read(ftj),
             code=await self._revisions.read(ftj),
+            has_checked_pods=self.dry_runner.has_checked(ftj),
         )
 
     async def _read_resumed_job(self, ftj: FineTuneJob, now: datetime) -> ResumedJob | None:

@@ -96,6 +96,18 @@ def test_what_the_api_server_is_asked(of: FineTuneJob, expected: list[str]) -> N
         assert asks(conclude(of)) == []
 
 
+def test_after_a_restart_of_the_operator_the_pods_of_a_job_that_prepares_are_checked_again() -> None:
+    """The operator may have other defaults by now, and the preparation may run for hours before the pods are created."""
+    restarted = dataclasses.replace(observed(child("tune-prep")), has_checked_pods=False)
+    assert asks(conclude(RUNNING, restarted, answer=None)) == [JOB, POD]
+    accepted = conclude(RUNNING, restarted)
+    assert accepted.status.phase == "Preparing"
+    refused = conclude(RUNNING, restarted, settings=SETTINGS, answer=WRONG)
+    assert (refused.delete, refused.status.phase) == ((), "Preparing")
+    assert said(refused, ConditionType.READY) == ("False", WRONG.reason, SAID.get(WRONG, WRONG.message))
+    assert asks(conclude(TRAINS, restarted, answer=None)) == []
+
+
 def test_the_pod_is_one_of_the_jobs_pods() -> None:
     template = {"metadata": {"annotations": {"a": "b"}}, "spec": {"nodeSelector": {"pool": "gpu"}}}
     job, pod = conclude(ftj(data=SOURCE, pods={"train": {"template": template}}), answer=None).dry_runs

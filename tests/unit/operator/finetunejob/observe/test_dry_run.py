@@ -218,6 +218,17 @@ async def test_an_answer_that_keeps_no_job_from_starting_is_not_asked_for_again(
     world = Asked()
     world.kube.refuse["rehearse", "Pod"] = error
     assert (await world.look())[0].retry_seconds is None
+    assert world.dry_runner.has_checked(JOB)
+
+
+async def test_a_generation_is_checked_when_the_api_server_has_answered() -> None:
+    world = Asked()
+    assert not world.dry_runner.has_checked(JOB)
+    await world.look()
+    assert world.dry_runner.has_checked(JOB)
+    assert not world.dry_runner.has_checked(replace(JOB, generation=2))
+    world.dry_runner.forget(JOB)
+    assert not world.dry_runner.has_checked(JOB)
 
 
 async def test_pods_that_are_not_checked_are_in_the_log(caplog: pytest.LogCaptureFixture) -> None:

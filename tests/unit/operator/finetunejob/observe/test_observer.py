@@ -166,6 +166,13 @@ async def test_the_job_that_is_carried_on_is_read_with_its_pods() -> None:
     assert resumed.job.spec.checkpoint
 
 
+async def test_pods_count_as_checked_once_this_process_has_made_their_dry_runs() -> None:
+    world, job = World(), ftj()
+    assert not (await world.observer.observe(job, later(0))).has_checked_pods
+    await world.observer.dry_runner.run(job, [])
+    assert (await world.observer.observe(job, later(0))).has_checked_pods
+
+
 async def test_nothing_is_kept_of_a_job_that_was_deleted() -> None:
     world = World()
     body: Json = {"kind": "Pod", "metadata": {"name": "p", "namespace": "team"}}
