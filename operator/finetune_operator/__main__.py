@@ -44,7 +44,7 @@ from finetune_operator.finetunejob.observe.observer import FineTuneJobObserver, 
 from finetune_operator.finetunejob.observe.run_poller import has_open_run
 from finetune_operator.finetunejob.reconcile import FineTuneJobReconciler
 from finetune_operator.gauges import Gauges
-from finetune_operator.kube import Kube, KubeError
+from finetune_operator.kube import Kube, KubeError, NoClusterError
 from finetune_operator.modelpromotion import enqueue as promotion_events
 from finetune_operator.modelpromotion.apply import ModelPromotionApplier
 from finetune_operator.modelpromotion.observe import ModelPromotionObserver
@@ -61,7 +61,7 @@ _STOP_SECONDS = 2.0
 
 
 def main() -> int:
-    """Run until stopped; the exit code is 64 when the configuration is wrong, and 1 when another replica may lead."""
+    """Run until stopped; the exit code is 64 when the configuration is wrong, and 1 when another replica may lead or a part has failed."""
     try:
         settings = Settings.from_command_line(sys.argv[1:])
     except SettingsError as error:
@@ -71,6 +71,9 @@ def main() -> int:
     try:
         with asyncio.Runner(loop_factory=EventLoop) as runner:
             runner.run(run(settings))
+    except NoClusterError as error:
+        print(f"finetune-operator: {error}", file=sys.stderr)
+        return 64
     except LeaseLostError as error:
         log.error("%s", error)  # noqa: TRY400 - the message says it all
         return 1

@@ -68,6 +68,10 @@ class KubeError(Exception):
         self.retry_after_seconds = retry_after_seconds
 
 
+class NoClusterError(Exception):
+    """The process runs in no pod, and its kubeconfig names no cluster."""
+
+
 class Listing(NamedTuple):
     """The objects of a list, and the resource version of the list."""
 
@@ -92,7 +96,7 @@ class Kube:
         try:
             config.load_incluster_config()
         except config.ConfigException:
-            await config.load_kube_config()
+            await _load_kubeconfig()
         configuration = client.Configuration.get_default_copy()
         # NB: with trust_env, aiohttp reads the proxies and .netrc in threads, for each request.
         configuration.client_session_kwargs = {"trust_env": False, "cookie_jar": aiohttp.DummyCookieJar()}
@@ -235,6 +239,15 @@ class Kube:
             raise KubeError(
                 response.status, f"the response of the API server is not JSON: {quoted}"
             ) from error
+
+
+async def _load_kubeconfig() -> None:
+    try:
+        await config.load_kube_config()
+    except config.ConfigException as error:
+        raise NoClusterError(
+            f"no cluster is configured: run the operator in a pod, or set KUBECONFIG ({error})"
+        ) from None
 
 
 def build_path(kind: str, namespace: str | None, name: str = "", subresource: str = "") -> str:

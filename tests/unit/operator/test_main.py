@@ -1,4 +1,4 @@
-"""The lines of the operator's log."""
+"""The lines of the operator's log, and how its process starts."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import inspect
 import json
 import logging
 import re
+import sys
 from collections.abc import Iterator
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 
-from finetune_operator.__main__ import configure_logging
+from finetune_operator.__main__ import configure_logging, main
 from finetune_operator.settings import Settings
 
 LOGGER = "finetune_operator.controller.status"
@@ -65,3 +67,35 @@ def test_a_request_that_kopf_repeats_is_no_error(
         kopf_log.error(line)
     lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
     assert [line["severity"] for line in lines] == severities
+
+
+def test_an_unknown_option_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["finetune-operator", "--poll"])
+    assert (main(), capsys.readouterr().err) == (
+        64,
+        "finetune-operator: unknown option --poll: run `finetune-operator --help` for the options\n",
+    )
+
+
+def test_without_a_cluster_the_process_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "config"
+    path.write_text("apiVersion: v1\nkind: Config\n")
+    monkeypatch.setattr("kubernetes.aio.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(path))
+    monkeypatch.setattr(sys, "argv", ["finetune-operator", "--metrics-port", "0"])
+    assert (main(), capsys.readouterr().err) == (
+        64,
+        "finetune-operator: no cluster is configured: run the operator in a pod, or set KUBECONFIG (Invalid kube-config file. Expected key "
+        f"current-context in {path})\n",
+    )
+
+
+def test_help_is_no_failure(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["finetune-operator", "--help"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 0
+    assert capsys.readouterr().out.startswith("usage: finetune-operator")

@@ -107,12 +107,15 @@ def run(
 
     RecipeError and RecipeRefusedError give 64, DataError 65, PreemptedError 75, any other PodFailure its own code, KeyboardInterrupt
     130, and any other error 1. Only an unexpected error prints its traceback. SystemExit is not reported: it gives its own code if that
-    is a number, and 1 otherwise.
+    is a number, and 1 otherwise, since the work is not done. Its text is printed, as Python does.
     """
     try:
         code, message = EXIT_OK, main()
     except SystemExit as stop:
-        return stop.code if isinstance(stop.code, int) else EXIT_FAILED
+        if isinstance(stop.code, int):
+            return stop.code
+        print(stop.code or "the process ended before its work was done", file=sys.stderr, flush=True)
+        return EXIT_FAILED
     except BaseException as error:  # noqa: BLE001 - every error is reported to the operator
         code, message = describe(error)
         if not isinstance(error, PodFailure | RecipeError | KeyboardInterrupt):
