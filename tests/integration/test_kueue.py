@@ -85,13 +85,18 @@ def wait_job(world: World) -> Json:
     return wait_for("the Job", lambda: world.api.get("Job", world.namespace, JOB))
 
 
-def admit(world: World, workload: str) -> list[Json]:
-    """Play Kueue, the scheduler and the kubelet: the Job is resumed, and its pods run."""
+def resume(world: World, workload: str) -> list[Json]:
+    """Play Kueue: the Job is resumed. Return its pods, which are not scheduled."""
     report_workload(
         world, workload, QuotaReserved=("True", "QuotaReserved", "ok"), Admitted=("True", "Admitted", "ok")
     )
     world.api.patch("Job", world.namespace, JOB, {"spec": {"suspend": False}})
-    pods = world.wait_pods(JOB, 2)
+    return world.wait_pods(JOB, 2)
+
+
+def admit(world: World, workload: str) -> list[Json]:
+    """Play Kueue, the scheduler and the kubelet: the Job is resumed, and its pods run."""
+    pods = resume(world, workload)
     for pod in pods:
         world.bind_pod(pod, "node-a")
     return world.run_pods(JOB, 2)
@@ -182,3 +187,16 @@ def test_an_attempt_that_kueue_preempts_goes_on_in_the_same_job_at_no_cost(world
         "ValueError: it broke",
     )
     assert [item["cause"] for item in status["attempts"]] == ["Preempted", "Preempted", "Failed"]
+
+
+def test_an_eviction_before_any_pod_ran_is_no_end_of_an_attempt(world: World, kueue: None) -> None:
+    world.submit(splits_given(runPolicy={"queueName": "gpus"}))
+    workload = create_workload(world, wait_job(world))
+    resume(world, workload)
+    wait_for("the start of the pods", lambda: world.status("tune")["jobs"].get("trainStartTime"))
+    evict(world, workload)
+    wait_for("its end", lambda: not world.status("tune")["jobs"].get("trainStartTime"))
+    condition = world.wait_condition("tune", "Trained", "Queued")
+    wait_message(world, "insufficient unused quota")
+    assert "its pods were stopped" not in condition["message"]
+    assert ends(world.status("tune")) == []

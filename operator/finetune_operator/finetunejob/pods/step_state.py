@@ -36,7 +36,8 @@ class Step:
         nodes: the number of its pods.
         executors: the number of pods that the main container creates.
         attempt: the number of the attempt, whose pods fail together; 0 for a Job that replaces failed pods.
-        last_end: the last recorded end of an attempt that Kueue stopped. The pods that it stopped by then are history. None if there is none.
+        last_end: when the pods of the attempt last ended, as the status records it: Kueue may stop and resume a Job. Pods that were stopped by
+            then no longer count. None if there is no record.
         ranks_per_node: the processes of each pod.
         use_less: how the main container can use less memory, as a part of a sentence; empty if unknown.
     """
@@ -180,7 +181,7 @@ StepState = Absent | WithJob
 def classify_step(draft: Draft, step: Step) -> StepState:
     """The state of a step, from what was observed. The end of the Job comes first, then the loss of a pod, then what the Job waits for."""
     observed = draft.observed
-    step_pods = [pod for pod in observed.pods if not _was_stopped_by(pod, step.last_end)]
+    step_pods = [pod for pod in observed.pods if not _ended_before(pod, step.last_end)]
     children = classify_children(observed.jobs, step_pods, step.component, step.job_name, draft.now)
     job, pods = children.current_job, children.pods
     if job is None:
@@ -209,8 +210,8 @@ def classify_step(draft: Draft, step: Step) -> StepState:
     return Queued(job, pods) if is_suspended(job) else _classify_pods(draft, step, job, pods)
 
 
-def _was_stopped_by(pod: Json, last_end: datetime | None) -> bool:
-    """Whether a pod has ended because of a request before the last end of its attempt, which the status has."""
+def _ended_before(pod: Json, last_end: datetime | None) -> bool:
+    """Whether a pod has ended, and was stopped no later than the last recorded end of its attempt."""
     request_time = find_deletion_request_time(pod)
     return (
         last_end is not None and request_time is not None and request_time <= last_end and not is_alive(pod)
