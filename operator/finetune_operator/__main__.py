@@ -29,6 +29,7 @@ from finetune_operator.controller.leases import Leases
 from finetune_operator.controller.reconciler import utc_now
 from finetune_operator.controller.resync import Resync
 from finetune_operator.controller.store import Store
+from finetune_operator.controller.watch_errors import restart_failed_watches
 from finetune_operator.controller.watches import Handlers, build_registry
 from finetune_operator.controller.workqueue import Queues, WorkQueue, work
 from finetune_operator.errors import ExternalError
@@ -204,6 +205,7 @@ class Operator:
                 await self.queues.wait_until_idle()
 
     async def _watch(self, stop: asyncio.Event) -> None:
+        restart_failed_watches()
         other_tasks = asyncio.all_tasks()
         tasks = await kopf.spawn_tasks(
             registry=build_registry(Handlers(self._finetunejob, self._modelpromotion, self._child)),
