@@ -8,6 +8,8 @@ KILLS = int(os.environ.get("LONG_KILLS", "500"))
 """Ends of the operator's process."""
 OUTAGES = int(os.environ.get("LONG_OUTAGES", "60"))
 """Times that the API server or MLflow is away."""
+DRIP_SECONDS = int(os.environ.get("LONG_DRIP_SECONDS", "180"))
+"""How long MLflow, and then the API server, send their answers a byte at a time."""
 TAKEOVERS = int(os.environ.get("LONG_TAKEOVERS", "60"))
 """Times that the leading replica of two is killed, stopped, paused or cut off."""
 SEQUENCES = int(os.environ.get("LONG_SEQUENCES", "3000"))
