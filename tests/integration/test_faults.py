@@ -19,7 +19,7 @@ from fixtures.operator_processes.outcomes import Outcome, find_outcome
 from fixtures.operator_processes.world import World
 from support.api import Api
 from support.mlflow_server import Mlflow
-from support.operator_process import forked_operator
+from support.operator_process import forked_operator, metric
 from support.process import Process, running
 from support.waiting import wait_for
 
@@ -69,6 +69,12 @@ def linked(
         operator = forked_operator(linked_kubeconfig, folder / "operator.log", settings)
         world, other = (World(api, mlflow_server, namespace) for namespace in namespaces)
         with running(operator):
+            wait_for(
+                "the operator leads",
+                lambda: metric(operator, "finetune_operator_is_leader") == 1,
+                120,
+                operator,
+            )
             yield Linked(world, other, network, api=link, mlflow=mlflow, operator=operator)
         print(operator.log.read_text(encoding="utf-8"))
 
