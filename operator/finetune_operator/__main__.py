@@ -303,7 +303,9 @@ async def _close_run_of_deleted(observer: FineTuneJobObserver, ftj: FineTuneJob)
     try:
         tracked = await observer.poller.tracked(ftj)
         if tracked:
-            await asyncio.to_thread(tracked.server.finish_run, run_id, run_status)
+            # NB: people delete many jobs at once. Without turns, a slow server would occupy the threads that passes need.
+            async with observer.poller.turn(ftj, tracked):
+                await asyncio.to_thread(tracked.server.finish_run, run_id, run_status)
             log.info("%s was deleted: closed its MLflow run %s", ftj.key, run_id)
     except (ExternalError, KubeError) as error:
         log.warning(

@@ -6,6 +6,7 @@ Both are read once per poll interval, the run together with the runs of other jo
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -145,6 +146,19 @@ class RunPoller:
         """
         return await self.outages.ask(find_place(ftj, tracked, uri), partial(_ask_server, tracked, question))
 
+    def turn(
+        self, ftj: FineTuneJob, tracked: Tracked, turn: str | None = None
+    ) -> AbstractAsyncContextManager[None]:
+        """A context that occupies one of the threads for requests outside passes, after a wait until one of them is free.
+
+        Args:
+            ftj: the job.
+            tracked: its servers.
+            turn: in whose turn (`find_turn`); None: in that of the job's namespace.
+        """
+        servers = (tracked.server.uri, tracked.server.registry_uri)
+        return self.pace.threads.turn(ftj.namespace if turn is None else turn, servers)
+
     async def _read(self, ftj: FineTuneJob, query: _Query) -> Mlflow | None:
         """Read the run and, if the query includes it, the version that the run registered."""
         if ftj.spec is None:
@@ -192,8 +206,7 @@ class RunPoller:
         turn: str | None = None,
     ) -> Answer:
         """`ask`, in the turn of the job's namespace or in another one, see `find_turn`."""
-        servers = (tracked.server.uri, tracked.server.registry_uri)
-        async with self.pace.threads.turn(ftj.namespace if turn is None else turn, servers):
+        async with self.turn(ftj, tracked, turn):
             return await self.ask(ftj, tracked, uri, question)
 
 

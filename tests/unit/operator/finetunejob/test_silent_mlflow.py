@@ -15,12 +15,13 @@ from typing import Any
 import pytest
 
 from finetune_crds.status import MlflowStatus
+from finetune_operator.__main__ import _close_run_of_deleted
 from finetune_operator.controller.workqueue import work
 from finetune_operator.finetunejob.observe.background_reads import ReadPace
 from finetune_operator.mlflow.model import Run
 from finetune_operator.mlflow.runs import Server
 from fixtures.fake_kube import StandIn
-from fixtures.operator_in_memory.decisions import SETTINGS, SPLITS, UID, child, ended, running
+from fixtures.operator_in_memory.decisions import SETTINGS, SPLITS, UID, child, ended, ftj, running
 from fixtures.operator_in_memory.parts import parts
 
 Json = dict[str, Any]
@@ -37,9 +38,13 @@ class SilentMlflow:
 
     Attributes:
         uids: of the jobs that it was asked about.
+        run_ids: of the runs that it was asked to close.
+        closings: is released by each request to close a run.
     """
 
     uids: list[str] = field(default_factory=list)
+    run_ids: list[str] = field(default_factory=list)
+    closings: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
     is_over: threading.Event = field(default_factory=threading.Event)
 
     def find_run(self, uid: str, *_: object) -> None:
@@ -50,6 +55,11 @@ class SilentMlflow:
         self.uids += experiments
         self.is_over.wait(PATIENCE_SECONDS)
         return {}
+
+    def finish_run(self, run_id: str, *_: object) -> None:
+        self.run_ids.append(run_id)
+        self.closings.release()
+        self.is_over.wait(PATIENCE_SECONDS)
 
 
 class Restarts(StandIn):
@@ -117,3 +127,30 @@ async def test_every_job_starts_its_next_attempt(monkeypatch: pytest.MonkeyPatch
             worker.cancel()
     assert kube.second_attempts == {f"tune-{number}-train-2" for number in range(JOBS)}
     assert mlflow.uids
+
+
+async def test_runs_of_deleted_jobs_are_closed_in_turns_and_leave_threads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    mlflow = SilentMlflow()
+    monkeypatch.setattr(Server, "finish_run", lambda _server, *question: mlflow.finish_run(*question))
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(2 * SETTINGS.workers))
+    reconciler = parts(
+        Restarts(), SETTINGS, time.monotonic, make_pace=partial(ReadPace.of, SETTINGS)
+    ).reconciler
+    status = running(mlflow=MlflowStatus(experiment_id="e1", run_id="r1"))
+    deletions = [
+        asyncio.create_task(_close_run_of_deleted(reconciler.observer, ftj(status=status)))
+        for _ in range(JOBS)
+    ]
+    try:
+        for _ in range(SETTINGS.workers // 2):
+            assert await asyncio.to_thread(mlflow.closings.acquire, timeout=RESTARTED_SECONDS)
+        # A thread is free, and no other run is being closed.
+        assert not await asyncio.wait_for(
+            asyncio.to_thread(mlflow.closings.acquire, timeout=0.1), RESTARTED_SECONDS
+        )
+    finally:
+        mlflow.is_over.set()
+    await asyncio.gather(*deletions)
+    assert mlflow.run_ids == ["r1"] * JOBS
