@@ -311,7 +311,7 @@ class FineTuneJobStatus(ApiModel):
     idle_restarts: NonNegative | None = None
     """Consecutive restarts that were not counted and made no progress. Each restart waits longer."""
     no_progress_since: datetime | None = None
-    """End of the attempt since which restarts that are not counted have made no progress."""
+    """End of the first of the consecutive attempts without progress whose restarts were not counted."""
     restart_time: datetime | None = None
     """Earliest start of the current attempt; absent if it need not wait."""
     start_time: datetime | None = None

@@ -1,7 +1,8 @@
 """The objects that belong to a FineTuneJob, and the states of its batch Jobs and pods.
 
-A child belongs to the job by its controller ownerReference, in the job's namespace: a pod through its Job's uid, any
-other child by the FineTuneJob's uid. Labels only select candidates, since any user can write them.
+A child belongs to the FineTuneJob by its controller ownerReference, in the namespace of the FineTuneJob: a pod of a batch Job through the
+Job's uid, and any other child, such as the pod of a Spark driver, by the FineTuneJob's uid. Labels only select candidates, since any user
+can write them.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _STOP_ALLOWANCE = timedelta(seconds=10)
 
 
 class Owner(NamedTuple):
-    """The controller of an object: a Job controls its pods, and a FineTuneJob its other children."""
+    """The controller of an object: a batch Job for its pods, and a FineTuneJob for every other child."""
 
     namespace: str
     uid: str
@@ -228,14 +229,14 @@ def was_stopped_by_suspension(pod: Json, job: Json) -> bool:
     start_time = find_start_time(job)
     if start_time is None:
         return is_suspended(job) or job_condition(job, "Suspended") is not None
-    # `start_time` is the Job's latest start, and all pods that exist since then were created, and so deleted, after it.
+    # `start_time` is the latest start of the Job. A pod of this start is created after it, so its deletion is requested after it too.
     return request_time <= start_time
 
 
 def pods_of_job(pods: Iterable[Json], job: Json) -> list[Json]:
-    """The pods of one child Job, sorted by completion index. Pods that ended by a suspension of a resumed Job are left out.
+    """The pods of one child Job, sorted by completion index; without pods that ended before the Job was last resumed.
 
-    The Job's uid identifies them: pods of an earlier Job of the same name may still be stopping.
+    They have the Job's uid: pods of an earlier Job with the same name may still be stopping.
     """
     meta = job["metadata"]
     job_pods = [

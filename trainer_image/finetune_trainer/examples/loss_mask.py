@@ -142,8 +142,9 @@ def _find_added_spans(
         if begin is None:
             return None
         if not text.startswith(answered) and not _ends_with_eos_alone(tokenizer, tokenizer.chat_template):
-            # Phi's template writes the end-of-text token after a conversation, not after each answer, so the token is removed where
-            # the conversation continues. It stays if the answer has no other end: then the answer cannot be located.
+            # Phi's template writes the end-of-text token once, after the whole conversation, so `text` does not have it here if the
+            # conversation continues. If it is the only end of an answer, it is not removed, and the next condition is met: None is
+            # returned, because the loss would not include any end.
             answered = answered.removesuffix(str(tokenizer.eos_token))
         if not text.startswith(answered):
             return None

@@ -43,7 +43,8 @@ class Preempted:
 class Unexplained:
     """The attempt was in a queue, and its pods no longer exist: they may have been preempted.
 
-    NB: without a queue, the message of the Job names the rule of the podFailurePolicy for EXIT_PREEMPTED. In a queue, there is no such rule.
+    NB: only in a queue. The Job of any other preempted attempt says so even without its pods: its message names the rule of the
+    podFailurePolicy for EXIT_PREEMPTED, which a Job in a queue does not have.
     """
 
 
@@ -223,7 +224,7 @@ def classify_failure(
 
     Args:
         failure: the failure that ended the attempt.
-        init_reason: the reason for an init container of the operator that failed; None if the command failed.
+        init_reason: the reason to report if one of the operator's init containers failed; None if none failed.
     """
     policy = draft.spec.run_policy
     if was_preempted(failure, state, policy.fatal_exit_codes):

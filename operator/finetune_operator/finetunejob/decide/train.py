@@ -57,7 +57,9 @@ def train(draft: Draft) -> Outcome:
     placed_pods = [] if isinstance(state, step_state.Queued) else state.pods
     draft.update(nodes=placement.summarize_nodes(placed_pods, desired=draft.spec.distributed.nodes))
     device.record_device(draft, pod_state.alive(state.pods))
-    if not isinstance(state, step_state.Queued | step_state.Stopping | step_state.AtWork):
+    has_ended = not isinstance(state, step_state.Queued | step_state.Stopping | step_state.AtWork)
+    if has_ended:
+        # Kueue may have stopped and resumed the Job before it ended, and no pass has seen that. `_act_on` records the other evictions.
         eviction.record_missed_eviction(draft, number, state.job)
     checkpoint.record_checkpoint(draft, state.pods)
     return _act_on(draft, number, state)
@@ -164,7 +166,7 @@ def _restore_companions(draft: Draft) -> None:
 
 
 def _follow(draft: Draft, number: int, state: step_state.AtWork) -> None:
-    """Report how far an attempt is whose Job has not ended."""
+    """Report the progress of an attempt whose Job has not ended."""
     name, nodes = state.job["metadata"]["name"], draft.spec.distributed.nodes
     if isinstance(state, step_state.Running):
         reason = ConditionReason.TRAINING

@@ -125,8 +125,8 @@ def _find_pod_blockages(
 ) -> list[Blockage]:
     """The blockages of pods.
 
-    NB: Events are read for only a few of the pods without a node. The pods of a gang are alike, so the Events of one such pod, the last,
-    also explain the pods whose Events are not read.
+    NB: Events are read for only a few of the pods that cannot be scheduled. The pods of a gang are alike, so any pod whose Events are not read
+    is explained by the Events of another pod: of the last one that cannot be scheduled and whose Events are read.
 
     Args:
         events: Events, oldest first, by the name of their pod.

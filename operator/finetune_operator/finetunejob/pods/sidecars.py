@@ -19,7 +19,7 @@ _PEERS_TIMEOUT = timedelta(seconds=30)
 
 
 def find_outlived(job_pods: Sequence[Json], container: str) -> list[pod_state.Exit]:
-    """The ends of main containers that the phases of their pods do not show, the earliest first."""
+    """How main containers ended, the earliest first, whose pods do not show it in their phase, because another container still runs or failed."""
     return [ended for ended in pod_state.exits(job_pods, container) if ended.is_outlived]
 
 

@@ -78,7 +78,7 @@ class DatabricksBackend(Backend):
         if uses_login_of_chart and namespace not in settings.databricks_namespaces:
             message = (
                 f"jobs of namespace {namespace} are not allowed to run on Databricks as the service principal that the chart configures: "
-                f"create a FineTuneJob with another name and {_LOGIN}, or add the namespace to databricks.namespaces of the chart"
+                f"create a FineTuneJob with another name that sets {_LOGIN}, or add the namespace to databricks.namespaces of the chart"
             )
             yield ConditionReason.DATABRICKS_FORBIDDEN, message
         if not settings.prep_wheels:

@@ -12,7 +12,8 @@ from finetune_operator.modelpromotion.versions import main_version
 _REASONS_WITHOUT_CANARY = ("RolledBack", "Withdrawn", "Repaired")
 # Reasons of moves that only return the alias to a version.
 _RETURN_REASONS = ("Withdrawn", "Repaired", "Overtaken")
-# Reasons of moves that answer drift, or that drift overtook: they do not show which versions this promotion chose.
+# Reasons of moves that undo a move by somebody else, or that came too late because somebody else had moved the alias: they do not show
+# which versions this promotion chose.
 _DRIFT_REASONS = ("Repaired", "Overtaken")
 
 
@@ -48,8 +49,8 @@ def _replaces_bad_version(draft: Draft, version: str) -> bool:
 def find_fallback(draft: Draft, version: str, saved: Sequence[Route]) -> str | None:
     """The version that gets the alias after a failure; None if the alias must stay.
 
-    This is the version that the endpoint is restored to, if that version had the alias, or else the previous version. NB: the
-    previous version comes second, since it may have been replaced during its own canary.
+    This is the version that the endpoint is restored to, if that version had the alias; otherwise it is `status.previous`. NB:
+    `status.previous` is only the second choice: the version after it may have come during its canary, so it may never have proved itself.
 
     Args:
         saved: the routes to restore.

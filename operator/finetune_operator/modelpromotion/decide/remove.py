@@ -23,7 +23,7 @@ def set_finalizer(draft: Draft) -> None:
 
 
 def remove(draft: Draft) -> None:
-    """Remove the alias if it still points at the version that this promotion set, found or adopted; then remove the finalizer."""
+    """Remove the alias if it still points at a version of this promotion (`_promoted_versions`); then remove the finalizer."""
     if names.FINALIZER not in draft.promotion.finalizers:
         return
     spec, problem = draft.promotion.spec, draft.observed.problem
@@ -56,6 +56,6 @@ def remove(draft: Draft) -> None:
 
 
 def _promoted_versions(draft: Draft) -> set[str | None]:
-    """Return the version that this promotion set the alias to, and the version that it was about to set."""
+    """Return the versions of this promotion: the last that it gave the alias or took over with it, and the one of a move that is not recorded as done."""
     move = draft.status.move
     return {draft.status.promoted, move.to_version if move else None}

@@ -137,8 +137,9 @@ def _load_builder(source: SourceLocation, commit: str, scratch: Path, field: str
         return load_dataset_builder(path, source.config, revision=commit, cache_dir=str(scratch / "cache"))
     except ValueError:
         names = get_dataset_config_names(path, revision=commit)
-        # If the configuration exists, or the data set has only one, the error has another cause.
-        if source.config in names or len(names) < 2:
+        # The named configuration is not the cause if it exists, nor is a missing name if there is only one configuration.
+        is_choice_valid = len(names) < 2 if source.config is None else source.config in names
+        if is_choice_valid or not names:
             raise
         raise _build_choice_error(source, field, "config", names) from None
 
@@ -147,9 +148,10 @@ def _build_choice_error(source: SourceLocation, field: str, part: str, names: li
     """Return the error of a source whose `part`, config or split, is not in `names`."""
     value = getattr(source, part)
     mistake = f"has no {part} {value}" if value else f"has no default {part}"
+    choice = names[0] if len(names) == 1 else f"one of {', '.join(names)}"
     return DataError(
         "MissingSource",
-        f"{field}.dataset {source.dataset} {mistake}: set {field}.{part} to one of {', '.join(names)}",
+        f"{field}.dataset {source.dataset} {mistake}: set {field}.{part} to {choice}",
     )
 
 

@@ -97,7 +97,7 @@ def load(
     splits = _pin_version(recipe, world, version)
     if recipe.data.columns is None:
         complete_recipe = world.agree(lambda: resolve_columns(recipe, splits) if world.leads else None)
-        # Rank 0 always has a complete recipe, and only its own is broadcast.
+        # Every rank gets the recipe of rank 0, which is never None: "or recipe" is for the type checker.
         recipe = world.broadcast(complete_recipe) or recipe
 
     def tokenize() -> None:
@@ -111,6 +111,7 @@ def load(
             if cache is not None and cache.fetch(name, folder / name):
                 world.say(f"{name}: using the tokens of an earlier attempt")
                 continue
+            # The result is False if there is no validation split: then there is no folder either.
             if dataset.tokenize(splits, name, encoder, folder / name, prepared=prepared):
                 world.say(
                     f"{name}: {encoder.summary()}{' with the token ids of the table' if prepared else ''}"

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Examples:
-    """Some sequences of a split; a sequence is the indices of the examples packed into it, for example [[3, 0], [1, 2]]."""
+    """Some sequences of a split, each as the indices of its packed examples: [[3, 0], [1, 2]] are two sequences of two examples."""
 
     split: Split
     sequences: Sequence[Sequence[int]]
@@ -45,8 +45,8 @@ class Collator:
     def of(cls, recipe: Recipe, world: World, pad_id: int) -> Collator:
         """Return the collator of a recipe."""
         training = recipe.training
-        # With one width, layers are compiled once, and a GPU's allocator reuses its blocks. Without compilation, only packed rows get one
-        # width: they are nearly full, so that the padding costs little.
+        # One width has two benefits: compiled layers are compiled once, and the allocator of a GPU reuses its blocks. Without compilation,
+        # only packed rows on a GPU get one width: they are nearly full, so the padding costs little. A CPU gains nothing from it.
         has_fixed_width = training.compile or (training.packing and world.card is not None)
         width = row_tokens(recipe) if has_fixed_width else None
         return cls(world, pad_id, width, training.compile)

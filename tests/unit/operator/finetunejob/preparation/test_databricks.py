@@ -573,7 +573,7 @@ LISTED = dataclasses.replace(SETTINGS, databricks_namespaces=("other", "team"))
 NOT_LISTED = dataclasses.replace(SETTINGS, databricks_namespaces=("other",))
 FORBIDDEN = (
     "jobs of namespace team are not allowed to run on Databricks as the service principal that the chart "
-    "configures: create a FineTuneJob with another name and spec.data.prepare.spark.databricks.secretRef, or add "
+    "configures: create a FineTuneJob with another name that sets spec.data.prepare.spark.databricks.secretRef, or add "
     "the namespace to databricks.namespaces of the chart"
 )
 # The login that the job names, the installation, and the reason of Accepted with its message.

@@ -80,7 +80,7 @@ def test_a_buffer_that_the_files_lack_has_the_value_of_the_models_code(
     name = "model.layers.1.mlp.gate.e_score_correction_bias"
     assert torch.equal(network.base.get_buffer(name), torch.zeros(4))
     assert (
-        f"model.base: its files do not contain {name}, which keeps the initial value of the model's code\n"
+        f"model.base: its files do not contain the weight {name}, which stays as the code of the model initializes it\n"
         in capsys.readouterr().out
     )
 

@@ -176,6 +176,13 @@ REFUSED: list[tuple[str, dict[str, str], int, str, str]] = [
         "org/configs has no default config: set data.source.config to one of en, de",
     ),
     (
+        "no configuration of that name beside the only one",
+        {"dataset": "org/splits", "config": "fr"},
+        65,
+        "MissingSource",
+        "org/splits has no config fr: set data.source.config to default",
+    ),
+    (
         "no split of that name",
         {"dataset": "org/splits", "split": "dev"},
         65,

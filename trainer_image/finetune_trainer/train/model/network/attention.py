@@ -56,7 +56,8 @@ def isolate(model: PreTrainedModel, *, card: Card | None, half: bool, soft_promp
     if card:
         # NB: the kernel of GPUs requires values as wide as keys.
         unsupported_options.append("v_head_dim")
-    # NB: this excludes models with attention sinks or soft caps: they do not support SDPA.
+    # NB: models with attention sinks, and those that always have soft caps, do not support SDPA. Of other models, some can be configured to
+    # have soft caps.
     is_plain = model._supports_sdpa and not any(getattr(config, name, None) for name in unsupported_options)  # noqa: SLF001
     is_isolated = (
         is_plain

@@ -119,7 +119,7 @@ def read_weights(
                 return False
             for name in _read_parts(targets, _collect_parts(targets, spec, source)):
                 world.say(
-                    f"{field_name}: its files do not contain {name}, which keeps the initial value of the model's code"
+                    f"{field_name}: its files do not contain the weight {name}, which stays as the code of the model initializes it"
                 )
             return True
 
