@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kopf import OperatorSettings
 
+from finetune_operator.controller import watches
 from fixtures.operator_processes.api_link import link_api
 from fixtures.operator_processes.faults import Fault, refusal
 from fixtures.operator_processes.jobs import error, splits_given
@@ -56,8 +58,8 @@ def linked(
     namespaces = [new_namespace(api) for _ in range(2)]
     with outages() as network:
         link, linked_kubeconfig = link_api(network, kubeconfig, folder / "kubeconfig")
-        # Every list has more than one page.
-        link.rewrites[b"limit=500"] = b"limit=001"
+        # Every list of several objects has several pages.
+        link.rewrites[f"limit={page_objects()}".encode()] = b"limit=1"
         mlflow = network.link(mlflow_server.port)
         settings = {
             "FINETUNE_NAMESPACES": ",".join(namespaces),
@@ -75,8 +77,18 @@ def linked(
                 120,
                 operator,
             )
+            # Its pods are there whenever pods are listed, so that the list has a second page.
+            world.submit(splits_given("first"))
+            world.run_pods("first-train-1", 2)
             yield Linked(world, other, network, api=link, mlflow=mlflow, operator=operator)
         print(operator.log.read_text(encoding="utf-8"))
+
+
+def page_objects() -> int:
+    """How many objects the operator's watches list at once."""
+    settings = OperatorSettings()
+    watches.configure(settings)
+    return settings.watching.chunk_size or 0
 
 
 def fail_first_attempt(world: World, name: str) -> None:
@@ -135,7 +147,7 @@ def test_an_api_server_that_refuses(
     wait_for("every fault was met", lambda: all(fault.is_over for fault in faults), 30, linked.operator)
     assert find_outcome(world, name) == Outcome.of(name, "Training", attempts=2, restarts=1)
     assert linked.operator.pid == pid
-    world.delete_all()
+    world.api.delete("FineTuneJob", world.namespace, name)
 
 
 def test_a_slow_api_server(linked: Linked) -> None:
@@ -144,7 +156,7 @@ def test_a_slow_api_server(linked: Linked) -> None:
         linked.world.submit(splits_given("late"))
         fail_first_attempt(linked.world, "late")
     assert find_outcome(linked.world, "late") == Outcome.of("late", "Training", attempts=2, restarts=1)
-    linked.world.delete_all()
+    linked.world.api.delete("FineTuneJob", linked.world.namespace, "late")
 
 
 def test_a_slow_mlflow_server_delays_no_other_job(linked: Linked) -> None:
