@@ -55,12 +55,11 @@ def test_a_leader_that_is_stopped_hands_over_at_once(replicas: Replicas) -> None
 
 @dataclass
 class HeldAnswer:
-    """MLflow's answer to a pass that looks for the experiment of a job before it creates a run: the test holds it back."""
+    """MLflow's answer to the operator, which looks for the experiment of a job before it creates a run: the test holds it back."""
 
     uri: str = ""
     asked: threading.Event = field(default_factory=threading.Event)
     released: threading.Event = field(default_factory=threading.Event)
-    questions: int = 0
     writes: list[str] = field(default_factory=list)
 
 
@@ -75,9 +74,7 @@ def hold_answer(target: str) -> Iterator[HeldAnswer]:
             held.writes.append(f"{request.method} {path}")
             raise NoAnswerError
         answer = requests.get(target + request.target, timeout=10)
-        held.questions += path == "experiments/get-by-name"
-        # The first question comes from the poller, which writes nothing.
-        if held.questions > 1:
+        if path == "experiments/get-by-name":
             held.asked.set()
             held.released.wait(60)
         return Answer(answer.status_code, answer.content)
