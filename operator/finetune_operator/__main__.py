@@ -113,6 +113,8 @@ class Operator:
     election: Election
     health: Health
     resync: Resync
+    deleted_jobs: asyncio.Queue[Json]
+    """FineTuneJobs that were deleted while no watch ran, in their last known state."""
     observer: FineTuneJobObserver
     finetunejobs: FineTuneJobReconciler
     promotions: ModelPromotionReconciler
@@ -152,13 +154,15 @@ class Operator:
             namespaces,
         )
         finetunejobs = FineTuneJobReconciler(store, queues.finetunejobs, observer, applier, settings)
+        deleted_jobs: asyncio.Queue[Json] = asyncio.Queue()
         return cls(
             settings=settings,
             store=store,
             queues=queues,
             election=election,
             health=health,
-            resync=Resync(kube, store, queues, settings, health),
+            resync=Resync(kube, store, queues, settings, health, deleted_jobs.put_nowait),
+            deleted_jobs=deleted_jobs,
             observer=observer,
             finetunejobs=finetunejobs,
             promotions=_create_promotion_reconciler(kube, store, queues, settings, writer),
@@ -178,6 +182,7 @@ class Operator:
         parts = {
             watching,
             asyncio.create_task(self.resync.run()),
+            asyncio.create_task(self._forget_vanished()),
             asyncio.create_task(self.election.run()),
             asyncio.create_task(self._work()),
             asyncio.create_task(self.terminated.wait()),
@@ -205,7 +210,7 @@ class Operator:
                 await self.queues.wait_until_idle()
 
     async def _watch(self, stop: asyncio.Event) -> None:
-        restart_failed_watches()
+        restart_failed_watches(self.resync.list_soon)
         other_tasks = asyncio.all_tasks()
         tasks = await kopf.spawn_tasks(
             registry=build_registry(Handlers(self._finetunejob, self._modelpromotion, self._child)),
@@ -240,7 +245,6 @@ class Operator:
     async def _finetunejob(self, kind: str | None, body: Json) -> None:
         """Handle an event of a FineTuneJob, which may be the source of promotions."""
         meta = body["metadata"]
-        self._note_start_of_watch(kind)
         finetunejob_events.on_event(self.store, self.queues.finetunejobs, kind, body)
         promotion_events.on_finetunejob(self.store, self.queues.promotions, meta["namespace"], meta["name"])
         if kind == "DELETED":
@@ -252,17 +256,15 @@ class Operator:
         if self.election.won.is_set():
             await _close_run_of_deleted(self.observer, ftj)
 
-    def _note_start_of_watch(self, event_type: str | None) -> None:
-        """List soon after a watch has begun: it does not report objects that were deleted before."""
-        if event_type is None:
-            self.resync.list_soon()
+    async def _forget_vanished(self) -> None:
+        """Forget the jobs of whose deletion only a list tells, and close their runs, one after the other."""
+        while True:
+            await self._forget_deleted(await self.deleted_jobs.get())
 
     async def _modelpromotion(self, kind: str | None, body: Json) -> None:
-        self._note_start_of_watch(kind)
         promotion_events.on_event(self.store, self.queues.promotions, kind, body)
 
     async def _child(self, child: str, kind: str | None, body: Json) -> None:
-        self._note_start_of_watch(kind)
         finetunejob_events.on_child(self.store, self.queues.finetunejobs, child, kind, body)
 
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
+from finetune_crds.base import Json
 from finetune_operator import names
 from finetune_operator.controller.health import Health
 from finetune_operator.controller.projection import COMPANIONS, project
@@ -37,6 +39,8 @@ class Resync:
     queues: Queues
     settings: Settings
     health: Health
+    on_vanished: Callable[[Json], None]
+    """Called with each FineTuneJob of whose deletion only a list tells, because no watch ran when it was deleted."""
     _begun: int = 0
     """Lists that have begun."""
     _complete: int = 0
@@ -130,7 +134,11 @@ class Resync:
             bodies = [body for listing in lists for body in listing.objects]
             # NB: the namespaces are listed one after the other, so the version of the oldest list counts: with a newer version, the
             # store would drop an object that was created after its namespace was listed.
-            self._has_news |= self.store.replace(kind, bodies, min(listing.version for listing in lists))
+            news = self.store.replace(kind, bodies, min(listing.version for listing in lists))
+            self._has_news |= news.has_changed
+            if kind == "FineTuneJob":
+                for body in news.vanished:
+                    self.on_vanished(body)
 
     def queue_all(self) -> None:
         """Put every resource on its queue."""

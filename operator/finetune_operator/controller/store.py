@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from finetune_crds.base import Json
 from finetune_operator import names
@@ -155,7 +156,7 @@ class Store:
             self._remove(kind, key, version)
             self._deletions[kind][key] = version
 
-    def replace(self, kind: str, bodies: Iterable[Json], version: int) -> bool:
+    def replace(self, kind: str, bodies: Iterable[Json], version: int) -> News:
         """Replace the stored objects of a kind with a list from the API server: an object that is not in the list no longer exists.
 
         An interrupted watch misses deletions. Objects that are newer than the list, from watches and the operator's own
@@ -165,24 +166,25 @@ class Store:
             version: the resource version of the list.
 
         Returns:
-            Whether the list brought news: a change that no watch and no write of the operator had brought before.
+            What no watch and no write of the operator had brought before.
         """
         listed = {_key(body): body for body in bodies}
-        vanished = [
-            (key, stored)
+        vanished = {
+            key: stored
             for key, stored in self._objects[kind].items()
             if key not in listed and _version(stored) <= version
-        ]
-        for key, stored in vanished:
+        }
+        for key, stored in vanished.items():
             self._keep_tombstone(kind, stored)
             self._remove(kind, key, version)
         self._deletions[kind] = {key: at for key, at in self._deletions[kind].items() if at > version}
-        has_news = bool(vanished)
-        for body in listed.values():
-            is_new = not self.has(kind, body)
+        has_changed = bool(vanished)
+        for key, body in listed.items():
+            was_known, was_stored = self.has(kind, body), key in self._objects[kind]
             self._put(kind, body)
-            # A foreign object is not kept, and an object whose deletion is known does not return.
-            has_news |= is_new and self.has(kind, body)
+            # A foreign object is not kept, and an object whose deletion is known does not return. An orphaned child is removed.
+            is_known, is_stored = self.has(kind, body), key in self._objects[kind]
+            has_changed |= (is_known and not was_known) or (was_stored and not is_stored)
         self._list_versions[kind] = version
         if kind == "Pod":
             self._forget_deleted_jobs(version)
@@ -194,7 +196,7 @@ class Store:
             # yet known, and the pods of these Jobs must stay.
             pod_owners = self._jobs.union(*self._deleted_jobs.values(), *self._recorded.values())
             self._drop_unowned("Pod", pod_owners, self._list_versions["Job"])
-        return has_news
+        return News(has_changed, list(vanished.values()))
 
     def _put(self, kind: str, body: Json) -> None:
         """Store an object, unless a newer state or its deletion is recorded."""
@@ -273,6 +275,17 @@ class Store:
         for key, body in list(self._objects[kind].items()):
             if _version(body) <= version and self.owner_of(kind, body) not in owners:
                 self._remove(kind, key, version)
+
+
+class News(NamedTuple):
+    """What a list brought that no watch and no write of the operator had brought before.
+
+    has_changed: whether anything has changed.
+    vanished: the objects that no longer exist, in their last known state.
+    """
+
+    has_changed: bool
+    vanished: list[Json]
 
 
 def _index(pod: Json) -> str:

@@ -16,6 +16,7 @@ from finetune_crds.base import GROUP, VERSION, Json
 from finetune_crds.finetunejob import FineTuneJob
 from finetune_crds.modelpromotion import ModelPromotion
 from finetune_operator import names
+from finetune_operator.proxy import find_proxy
 
 _TOKEN_LIFETIME = timedelta(minutes=5)
 
@@ -84,6 +85,8 @@ def build_registry(handlers: Handlers) -> kopf.OperatorRegistry:
         info = kopf.login_with_service_account(**kwargs) or kopf.login_with_kubeconfig(**kwargs)
         if info is None:
             raise kopf.LoginError("neither a service account nor a kubeconfig was found")
+        # NB: kopf itself ignores the proxy of the environment.
+        info = dataclasses.replace(info, proxy_url=info.proxy_url or find_proxy(info.server))
         # NB: kopf reads a rotated token only after a 401 (nolar/kopf#926). With an expiry, kopf reads the token earlier.
         return _with_expiry(info) if info.token else info
 

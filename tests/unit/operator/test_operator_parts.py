@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
+from finetune_operator import __main__ as main
 from finetune_operator.__main__ import Operator
+from finetune_operator.finetunejob.model import FineTuneJob
 from finetune_operator.kube import Kube
 from finetune_operator.settings import Settings
 
@@ -16,21 +20,47 @@ BODY: Json = {
     "metadata": {"namespace": "team", "name": "tune", "uid": "u1", "resourceVersion": "1", "labels": {}},
     "spec": {},
 }
-# By the kind of the event's object: what the watch calls.
-EVENTS: dict[str, Callable[[Operator, str | None], Awaitable[None]]] = {
-    "FineTuneJob": lambda operator, event: operator._finetunejob(event, BODY),
-    "ModelPromotion": lambda operator, event: operator._modelpromotion(event, BODY),
-    "Pod": lambda operator, event: operator._child("Pod", event, BODY),
-}
+TIMEOUT_SECONDS = 10.0
 
 
-@pytest.mark.parametrize("deliver", EVENTS.values(), ids=EVENTS)
-async def test_objects_are_listed_soon_after_a_watch_begins(
-    deliver: Callable[[Operator, str | None], Awaitable[None]],
-) -> None:
+class WatchesBeginError(Exception):
+    """kopf would begin its watches now."""
+
+
+async def test_objects_are_listed_soon_after_a_watch_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    callbacks: list[Callable[[], None]] = []
+
+    async def spawn_tasks(**_: Any) -> None:
+        raise WatchesBeginError
+
+    monkeypatch.setattr(main, "restart_failed_watches", callbacks.append)
+    monkeypatch.setattr("kopf.spawn_tasks", spawn_tasks)
     operator = Operator.of(Kube(), Kube(), Settings())
-    await deliver(operator, "MODIFIED")
+    with pytest.raises(WatchesBeginError):
+        await operator._watch(asyncio.Event())
+    (on_listed,) = callbacks
     was_listed_soon = operator.resync._is_watch_new
-    # kopf delivers the objects of the list with which a watch begins, also after status 410, without a type.
-    await deliver(operator, None)
+    on_listed()
     assert (was_listed_soon, operator.resync._is_watch_new) == (False, True)
+
+
+async def test_the_leader_closes_the_run_of_a_job_that_was_deleted_while_no_watch_ran(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    closed: asyncio.Queue[str] = asyncio.Queue()
+
+    async def close(_observer: object, ftj: FineTuneJob) -> None:
+        closed.put_nowait(ftj.key)
+
+    monkeypatch.setattr(main, "_close_run_of_deleted", close)
+    operator = Operator.of(Kube(), Kube(), Settings())
+    # A replica that stands by leaves this to the leader.
+    await operator._forget_deleted(BODY)
+    assert closed.empty()
+    operator.election.won.set()
+    operator.resync.on_vanished(BODY)
+    forgetting = asyncio.create_task(operator._forget_vanished())
+    assert await asyncio.wait_for(closed.get(), TIMEOUT_SECONDS) == "team/tune"
+    forgetting.cancel()
+    with suppress(asyncio.CancelledError):
+        await forgetting

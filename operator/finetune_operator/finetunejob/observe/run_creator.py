@@ -53,7 +53,8 @@ class RunCreator:
         """
         tracking = ftj.spec.tracking if ftj.spec else None
         servers = self.poller.settings.servers(tracking) if tracking else ()
-        question = (action.experiment, action.run_name, tuple(sorted(action.tags.items())))
+        # NB: without the tags, which may differ in the next pass: a creation with other tags would begin beside this one.
+        question = (action.experiment, action.run_name)
         began_at = self._began_at.setdefault(ftj.uid, self.pace.clock())
         create = partial(self._create, ftj, action)
         try:

@@ -52,9 +52,11 @@ def find_owner(_kind: str, body: Json) -> tuple[str, str] | None:
     return ("team", references[0]["uid"]) if references else None
 
 
-def build_resync(kube: Kube) -> Resync:
+def build_resync(kube: Kube, vanished: list[Json] | None = None) -> Resync:
     queues = Queues(WorkQueue(clock=lambda: 0.0), WorkQueue(clock=lambda: 0.0))
-    return Resync(kube, Store(find_owner), queues, SETTINGS, Health(queues, SETTINGS.resync_seconds))
+    health = Health(queues, SETTINGS.resync_seconds)
+    take = (lambda _: None) if vanished is None else vanished.append
+    return Resync(kube, Store(find_owner), queues, SETTINGS, health, take)
 
 
 def count_waits(monkeypatch: pytest.MonkeyPatch) -> asyncio.Semaphore:
@@ -136,6 +138,10 @@ NEWS: dict[str, tuple[dict[str, list[Json]], list[str]]] = {
         ["team/tune"],
     ),
     "a child was deleted": ({"FineTuneJob": [build_body("tune")]}, ["team/tune"]),
+    "a child was orphaned": (
+        {"FineTuneJob": [build_body("tune")], "Job": [build_body("train", 2)]},
+        ["team/tune"],
+    ),
     "a job was created": (
         {
             "FineTuneJob": [build_body("tune"), build_body("next", 2)],
@@ -166,6 +172,19 @@ async def test_a_list_queues_all_resources_if_a_watch_missed_something(
     resync.store.put("Job", build_job())
     await resync.run_once()
     assert list(resync.queues.finetunejobs._ready) == keys
+
+
+async def test_a_job_that_was_deleted_while_no_watch_ran_is_reported_once(api: tuple[Lists, Kube]) -> None:
+    lists, kube = api
+    lists.version = 2
+    lists.allow_lists(2)
+    vanished: list[Json] = []
+    resync = build_resync(kube, vanished)
+    resync.store.put("FineTuneJob", build_body("tune"))
+    resync.store.put("Job", build_job())
+    await resync.run_once()
+    await resync.run_once()
+    assert [body["metadata"]["name"] for body in vanished] == ["tune"]
 
 
 async def test_what_an_incomplete_list_brought_is_looked_at(api: tuple[Lists, Kube]) -> None:

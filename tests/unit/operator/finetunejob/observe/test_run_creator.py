@@ -98,6 +98,18 @@ async def test_a_later_pass_gets_the_run_of_a_slow_server(mlflow: SlowMlflow) ->
     assert len(mlflow.uids) == 1
 
 
+async def test_a_pass_with_other_tags_begins_no_creation_beside_another(mlflow: SlowMlflow) -> None:
+    """For example, the uid of the namespace is a tag only if the namespace can be read."""
+    world = World()
+    assert await world.creator.create(ftj(), ACTION) == PENDING
+    other_tags = dataclasses.replace(ACTION, tags={"b": "2"})
+    pending = ActionResult(other_tags, pending_seconds=0.0)
+    assert await world.creator.create(ftj(), other_tags) == pending
+    mlflow.may_answer.set()
+    await asyncio.wait_for(world.woken.get(), TIMEOUT_SECONDS)
+    assert len(mlflow.uids) == 1
+
+
 async def test_a_later_pass_gets_the_error_of_a_slow_server(mlflow: SlowMlflow) -> None:
     world = World()
     assert await world.creator.create(ftj(), ACTION) == PENDING
