@@ -79,9 +79,25 @@ def _record_end(draft: Draft, number: int, job: Json, started_at: datetime) -> N
         draft,
         ended.model_copy(update={"reason": reason, "message": message, "checkpoint_step": step}),
         "Preempted",
-        # NB: the same pass may record another end, of the pods that started then.
-        end_time=find_start_time(job) or draft.now,
+        end_time=_find_end_time(draft, job),
     )
+
+
+def _find_end_time(draft: Draft, job: Json) -> datetime:
+    """When the stopped pods had ended: by the start of the next pods or, without one, by now."""
+    start_time = find_start_time(job)
+    if start_time:
+        # NB: the same pass may record another end, of the pods that started then.
+        return start_time
+    # NB: by the clock of the control plane, which may be ahead of the operator's, the Job may have been suspended later than now.
+    suspension_time = _find_suspension_time(job)
+    return max(draft.now, suspension_time) if suspension_time else draft.now
+
+
+def _find_suspension_time(job: Json) -> datetime | None:
+    """When the condition Suspended of a Job last changed, by the clock of the control plane; None if that is not known."""
+    transition_time = (job_condition(job, "Suspended") or {}).get("lastTransitionTime")
+    return datetime.fromisoformat(transition_time) if transition_time else None
 
 
 def _has_completed_pods(job: Json) -> bool:
@@ -93,8 +109,8 @@ def _explain_last_end(draft: Draft, number: int, job: Json) -> None:
     ends = draft.status.attempts or []
     if not ends or ends[-1].attempt != number or ends[-1].reason != queueing.JOB_SUSPENDED:
         return
-    suspension_time = (job_condition(job, "Suspended") or {}).get("lastTransitionTime")
-    if suspension_time and datetime.fromisoformat(suspension_time) > ends[-1].end_time:
+    suspension_time = _find_suspension_time(job)
+    if suspension_time and suspension_time > ends[-1].end_time:
         # The entry is about an earlier suspension. No pod ran before this one, so this one has no entry.
         return
     reason, message = queueing.explain_suspension(draft, job)

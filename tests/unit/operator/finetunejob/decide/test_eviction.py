@@ -141,6 +141,15 @@ def test_why_kueue_evicted_an_attempt_may_be_known_later() -> None:
     ]
 
 
+def test_a_control_plane_whose_clock_is_ahead_explains_its_eviction() -> None:
+    job = queued(condition="True")
+    job["spec"]["suspend"] = True
+    job["status"]["conditions"][0]["lastTransitionTime"] = stamped(123)
+    unexplained = conclude(of(started()), observed(job, pods=saved(100)), at=later(120)).status
+    explained = conclude(of(unexplained), observed(job, queue_state=EVICTED), at=later(125)).status
+    assert ends(explained) == [(1, "Preempted", "Preempted", 75, 40)]
+
+
 def test_each_eviction_of_an_attempt_is_recorded() -> None:
     status = conclude(of(started()), observed(queued(), pods=saved(100)), at=later(120)).status
     again = observed(queued(start=200, condition="False"), pods=[*saved(100), *gang()])
