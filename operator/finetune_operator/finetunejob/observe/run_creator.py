@@ -91,8 +91,8 @@ class RunCreator:
         oldest = self.pace.clock() - _EXPERIMENT_SECONDS
         # NB: credentials change, and a server with other credentials is another key: old keys must not pile up.
         self._experiments = {key: item for key, item in self._experiments.items() if item.read_at > oldest}
-        known = self._experiments.get(place)
-        return known.experiment_id if known else None
+        experiment = self._experiments.get(place)
+        return experiment.experiment_id if experiment else None
 
 
 def _ensure_run(server: Server, ftj: FineTuneJob, action: EnsureRun, experiment_id: str | None) -> Run:
