@@ -106,9 +106,8 @@ def test_a_paused_leader_that_continues_after_its_lease_writes_nothing(
     paused.started.send_signal(signal.SIGCONT)
     assert paused.started.wait(20) == 1
     assert ([*link.writes], [*held.writes]) == before
-    log = paused.log.read_text(encoding="utf-8")
-    assert "no longer holds its Lease, so the request was not sent" in log
-    assert "this replica lost Lease default/" in log
+    # NB: what refused the next request to MLflow is not logged: it is sent outside of passes, and the process ends.
+    assert "this replica lost Lease default/" in paused.log.read_text(encoding="utf-8")
     world.settle(other)
     assert len(world.mlflow.runs_of(job["metadata"]["uid"])) == 1
     replicas.wait_jobs(1, "tune-train-1")
