@@ -143,16 +143,7 @@ class Operator:
             kube, settings, identity=f"{socket.gethostname()}-{process}", clock=seconds_since_boot
         )
         namespaces = NamespaceReader(kube, time.monotonic)
-        applier = FineTuneJobApplier(
-            kube,
-            store,
-            observer.poller,
-            observer.run_creator,
-            observer.preparations,
-            observer.leases,
-            writer,
-            namespaces,
-        )
+        applier = FineTuneJobApplier.of(observer, writer, namespaces)
         finetunejobs = FineTuneJobReconciler(store, queues.finetunejobs, observer, applier, settings)
         deleted_jobs: asyncio.Queue[Json] = asyncio.Queue()
         return cls(

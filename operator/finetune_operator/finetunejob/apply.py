@@ -36,6 +36,7 @@ from finetune_operator.finetunejob.model import (
 )
 from finetune_operator.finetunejob.observe.databricks_preparations import PreparationReader
 from finetune_operator.finetunejob.observe.namespaces import NamespaceReader
+from finetune_operator.finetunejob.observe.observer import FineTuneJobObserver
 from finetune_operator.finetunejob.observe.preparation_leases import PreparationLeases
 from finetune_operator.finetunejob.observe.run_creator import RunCreator
 from finetune_operator.finetunejob.observe.run_poller import RunPoller
@@ -86,6 +87,22 @@ class FineTuneJobApplier:
     leases: PreparationLeases
     writer: AliasWriter
     namespaces: NamespaceReader
+
+    @classmethod
+    def of(
+        cls, observer: FineTuneJobObserver, writer: AliasWriter, namespaces: NamespaceReader
+    ) -> FineTuneJobApplier:
+        """Return the applier that writes to what an observer reads."""
+        return cls(
+            observer.kube,
+            observer.store,
+            observer.poller,
+            observer.run_creator,
+            observer.preparations,
+            observer.leases,
+            writer,
+            namespaces,
+        )
 
     async def apply(self, ftj: FineTuneJob, decision: Decision) -> Applied:
         """Carry out a decision: deletions, the Lease, children, MLflow and Databricks, in this order. Stops at the first failed action.
