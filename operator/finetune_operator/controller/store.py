@@ -291,8 +291,7 @@ class News(NamedTuple):
 def _index(pod: Json) -> str:
     """The completion index of a pod, or the name of a pod whose Job is not Indexed."""
     meta = pod["metadata"]
-    annotations = meta.get("annotations") or {}
-    return str(annotations.get(names.ANNOTATION_INDEX, meta["name"]))
+    return str((meta.get("annotations") or {}).get(names.ANNOTATION_INDEX, meta["name"]))
 
 
 def _identity(body: Json) -> Identity:

@@ -79,9 +79,9 @@ def list_versions(spark: SparkSession, recipe: Recipe, path: str) -> list[Versio
             )
         return []
     history = DeltaTable.forPath(spark, location).history(_MAX_COMMITS)
-    newest_first = history.where("userMetadata IS NOT NULL").select("version", "userMetadata").collect()
+    commits = history.where("userMetadata IS NOT NULL").select("version", "userMetadata").collect()
     # NB: sorted here, since a sort by Spark takes two more jobs.
-    entries = sorted(newest_first, key=lambda entry: entry["version"])
+    entries = sorted(commits, key=lambda entry: entry["version"])
     parsed_versions = (_parse_version(entry["version"], entry["userMetadata"]) for entry in entries)
     prepared_versions = [version for version in parsed_versions if version is not None]
     if not prepared_versions:

@@ -84,10 +84,10 @@ def _build_first_pod(draft: Draft, job: Json) -> Json:
     pod_metadata = template.get("metadata", {})
     template_annotations = pod_metadata.get("annotations") or {}
     index_entry = _FIRST_INDEX if job["spec"].get("completionMode") == "Indexed" else {}
-    annotations = template_annotations
+    probe_annotations = template_annotations
     # NB: annotations that are not a mapping stay as they are, so that the API server rejects them.
     if isinstance(template_annotations, dict):
-        annotations = {**template_annotations, **index_entry}
+        probe_annotations = {**template_annotations, **index_entry}
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -100,7 +100,7 @@ def _build_first_pod(draft: Draft, job: Json) -> Json:
                 **_job_labels(meta["name"], draft.ftj.uid),
                 **index_entry,
             },
-            "annotations": annotations,
+            "annotations": probe_annotations,
             "ownerReferences": [_controller(draft)],
         },
         "spec": template["spec"],
