@@ -201,6 +201,12 @@ class Network(nn.Module):
         return model.prompt_encoder["default"].embedding.weight.unsqueeze(0).expand(rows, -1, -1)
 
 
+def replace_tensor(model: nn.Module, name: str, tensor: torch.Tensor) -> None:
+    """Replace the parameter or buffer of a model that has this name."""
+    module_name, _, attribute = name.rpartition(".")
+    setattr(model.get_submodule(module_name), attribute, tensor)
+
+
 def base_of(model: nn.Module) -> PreTrainedModel:
     """Return a model without peft's wrapper."""
     wrapped: Any = model

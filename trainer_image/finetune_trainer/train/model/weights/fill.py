@@ -15,7 +15,7 @@ from finetune_crds.training import SoftPrompt
 from finetune_trainer.train.model import rows
 from finetune_trainer.train.model.adapters import adapt, continued, new_tokens
 from finetune_trainer.train.model.adapters.new_tokens import NO_TOKENS, NewTokens
-from finetune_trainer.train.model.network.trained_network import base_of
+from finetune_trainer.train.model.network.trained_network import base_of, replace_tensor
 from finetune_trainer.train.model.weights import stored_tensors
 from finetune_trainer.train.model.weights.load import build_empty_model, load_errors, load_unsharded
 
@@ -88,10 +88,8 @@ def materialize(model: nn.Module, device: torch.device) -> None:
     )
     # NB: `_apply` makes a new parameter for each name of an unsharded parameter on the meta device.
     for first_name, *tied_names in names_by_parameter.values():
-        allocated_parameter = model.get_parameter(first_name)
         for name in tied_names:
-            module_name, _, attribute = name.rpartition(".")
-            setattr(model.get_submodule(module_name), attribute, allocated_parameter)
+            replace_tensor(model, name, model.get_parameter(first_name))
 
 
 def read_weights(

@@ -22,6 +22,7 @@ from finetune_trainer.train.model.adapters.new_tokens import (
     NewTokens,
     embedding_and_head_weights,
 )
+from finetune_trainer.train.model.network.trained_network import replace_tensor
 from finetune_trainer.train.model.weights import load, stored_tensors
 
 if TYPE_CHECKING:
@@ -111,12 +112,7 @@ class Standalone:
         """Tie weights that are stored twice, if they are equal: transformers does so only with loaded weights."""
         for name, tied_name in stored_tensors.find_tied_duplicates(self.model, self._parts):
             if stored_tensors.is_equal(self._parts[name], self._parts[tied_name]):
-                self._replace(name, self.model.get_parameter(tied_name))
-
-    def _replace(self, name: str, tensor: torch.Tensor) -> None:
-        """Replace a parameter or a buffer of the model."""
-        module_name, _, attribute = name.rpartition(".")
-        setattr(self.model.get_submodule(module_name), attribute, tensor)
+                replace_tensor(self.model, name, self.model.get_parameter(tied_name))
 
     def _initialize_buffers(self, spec: Model) -> None:
         """Initialize buffers that the files lack with the values of the model's code, as transformers does."""
@@ -131,7 +127,7 @@ class Standalone:
             self.model.config, self.model.dtype, trust=spec.trust_remote_code
         )
         for name in missing:
-            self._replace(name, initialized.get_buffer(name).to(state[name].dtype))
+            replace_tensor(self.model, name, initialized.get_buffer(name).to(state[name].dtype))
 
     def _check(self) -> None:
         buffers = {name for name, _ in self.model.named_buffers()}
@@ -155,7 +151,7 @@ class Standalone:
                     allocated[id(weight)] = nn.Parameter(values, requires_grad=False)
                 else:
                     allocated[id(weight)] = self._allocate_placeholder(name, weight)
-            self._replace(name, allocated[id(weight)])
+            replace_tensor(self.model, name, allocated[id(weight)])
 
     def _allocate_placeholder(self, name: str, weight: torch.Tensor) -> nn.Parameter:
         placeholder = nn.Parameter(_to_placeholder(weight), requires_grad=False)
