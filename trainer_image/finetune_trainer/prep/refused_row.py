@@ -90,10 +90,7 @@ def _find_first(select_refused: Callable[[], DataFrame], sources: Mapping[str, C
 def _find_place(source: Corpus, row: Row) -> str:
     """Return the place of a row, for a message: its line in JSON lines, otherwise its number among the rows of the file."""
     rows = with_place(source.frame).where(sf.col(FILE) == row[FILE])
-    # NB: Spark reads the blocks of a large file in any order, but the rows of a block in order.
-    is_in_earlier_block = sf.col(BLOCK) < row[BLOCK]
-    is_up_to_row = (sf.col(BLOCK) == row[BLOCK]) & (sf.col(NUMBER) <= row[NUMBER])
-    number = rows.where(is_in_earlier_block | is_up_to_row).count()
+    number = text_files.count_up_to(rows, BLOCK, NUMBER, row)
     address = unquote(row[FILE])
     name = as_named(address)
     if source.table:

@@ -25,7 +25,7 @@ from finetune_trainer.prep.source.location import as_named
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, Row, SparkSession
 
 # Columns of frames of lines: the text, the file, where the line's block of the file begins, the size of the file, a number that ascends with
 # the lines of a block, and why the line is unreadable.
@@ -139,11 +139,7 @@ def _find_reason(kind: str) -> Column:
 
 
 def _find_line(lines: DataFrame, kind: str) -> tuple[int, str]:
-    """Return the number of the first unreadable line of a file, from 1, and the reason.
-
-    NB: Spark reads the blocks of a large file in any order, but the lines of a block in order. So the number is the count of the lines in
-    earlier blocks, and of the lines in the same block up to the unreadable one.
-    """
+    """Return the number of the first unreadable line of a file, from 1, and the reason."""
     numbered = lines.select(
         _BLOCK,
         sf.monotonically_increasing_id().alias(_NUMBER),
@@ -151,7 +147,22 @@ def _find_line(lines: DataFrame, kind: str) -> tuple[int, str]:
     )
     first = numbered.where(sf.col(_REASON).isNotNull()).orderBy(_BLOCK, _NUMBER).head()
     assert first is not None  # noqa: S101 - the file has an unreadable line
-    is_in_earlier_block = sf.col(_BLOCK) < first[_BLOCK]
-    is_up_to_line = (sf.col(_BLOCK) == first[_BLOCK]) & (sf.col(_NUMBER) <= first[_NUMBER])
-    number = numbered.where(is_in_earlier_block | is_up_to_line).count()
-    return number, str(first[_REASON])
+    return count_up_to(numbered, _BLOCK, _NUMBER, first), str(first[_REASON])
+
+
+def count_up_to(rows: DataFrame, block: str, number: str, last: Row) -> int:
+    """Return the number of a row among the rows of its file, from 1.
+
+    NB: Spark reads the blocks of a large file in any order, but the rows of a block in order. So it is the count of the rows in earlier
+    blocks, and of the rows in the same block up to this one.
+
+    Args:
+        rows: of the file.
+        block: the column with the place of each row's block in the file.
+        number: the column with a number that grows within a block.
+        last: the row.
+    """
+    is_in_earlier_block = sf.col(block) < last[block]
+    is_up_to_last = (sf.col(block) == last[block]) & (sf.col(number) <= last[number])
+    count: int = rows.where(is_in_earlier_block | is_up_to_last).count()
+    return count
