@@ -15,6 +15,7 @@ import numpy as np
 
 from finetune_crds.evaluation import GENERATED, Evaluation
 from finetune_trainer.evaluate import questions
+from finetune_trainer.examples.column_values import count_rows
 from finetune_trainer.pod.exit_status import DataError, RecipeRefusedError
 from finetune_trainer.train.data.dataset import Split
 from finetune_trainer.train.data.encode import Encoded, Encoder
@@ -164,7 +165,7 @@ def _read_rows(recipe: Recipe, spec: Evaluation, encoder: Encoder) -> Iterator[R
 def _render_on_fixed_day(documents: Documents, batch: Mapping[str, list[Any]]) -> Iterator[Document | None]:
     """Yield the document of each row of a batch, rendered with the fixed date; None if the date changes nothing."""
     if not documents.depend_on_day:
-        return repeat(None, _count_rows(batch))
+        return repeat(None, count_rows(batch))
     return (first for first, *_ in replace(documents, day=_FIXED_DAY).of(batch))
 
 
@@ -174,11 +175,7 @@ def _read_questions(
     """Yield the question of each row of a batch if `asks` is set; otherwise None for each row."""
     if asks:
         return questions.build_questions(documents, batch)
-    return repeat(None, _count_rows(batch))
-
-
-def _count_rows(batch: Mapping[str, list[Any]]) -> int:
-    return len(next(iter(batch.values())))
+    return repeat(None, count_rows(batch))
 
 
 def _build_empty_split_error(recipe: Recipe, spec: Evaluation, encoder: Encoder) -> DataError:

@@ -18,6 +18,11 @@ LABELS = {"true": True, "1": True, "false": False, "0": False}
 """Labels of unpaired preferences as text, in any case."""
 
 
+def count_rows(rows: Mapping[str, list[Any]]) -> int:
+    """Count the rows of a batch of columns, which has at least one."""
+    return len(next(iter(rows.values())))
+
+
 def parse_labels(rows: Mapping[str, list[Any]], columns: Columns) -> list[bool | None]:
     """Return for each row of a batch of columns whether its answer is good; None for each row if the columns have no labels.
 
@@ -26,7 +31,7 @@ def parse_labels(rows: Mapping[str, list[Any]], columns: Columns) -> list[bool |
     """
     column = columns.label
     if column is None:
-        return [None] * len(next(iter(rows.values())))
+        return [None] * count_rows(rows)
     parsed = [_parse_label(value) for value in rows[column]]
     if None in parsed:
         index = parsed.index(None)

@@ -198,8 +198,4 @@ def _union(frames: list[DataFrame]) -> DataFrame:
             )
         )
 
-    first, *others = map(align, frames)
-    union = first
-    for frame in others:
-        union = union.unionByName(frame, allowMissingColumns=True)
-    return union
+    return reduce(lambda union, part: union.unionByName(part, allowMissingColumns=True), map(align, frames))
