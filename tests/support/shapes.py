@@ -60,6 +60,11 @@ def shape_of(
     return Shape.of(Network(adapted, Sft()), None, quantized=False)
 
 
+def small_shape() -> Shape:
+    """The sizes of the small Llama of the tests, all of which is trained."""
+    return Shape.of(Network(networks.small_llama(), Sft()), None, quantized=False)
+
+
 @cache
 def llama_shapes() -> dict[str, Shape]:
     """The sizes of Llama 3.1 with what common methods train."""

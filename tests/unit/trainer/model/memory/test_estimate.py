@@ -156,6 +156,13 @@ def test_the_optimizer_is_as_large_as_estimated(
     assert weights == memory.weights
 
 
+def test_on_one_shard_only_trained_weights_are_gathered(shapes: dict[str, Shape]) -> None:
+    recipe = networks.recipe(BASE, method={"type": "LoRA"}, precision="BF16")
+    memory = estimate.estimate(shapes["8B LoRA"], recipe, shards=1, row_tokens=2048, recompute="Full")
+    # The adapters of a layer and of the next one, in bf16.
+    assert memory.gathered == 2 * 2 * ADAPTER_8B / 32
+
+
 def test_a_four_bit_base_is_whole_on_each_rank() -> None:
     linear, ends = PARAMETERS["8B"] - ENDS_8B, ENDS_8B
     stored = linear // 2 + 2 * ends

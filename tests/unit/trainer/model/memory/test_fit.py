@@ -17,7 +17,7 @@ from finetune_trainer.train.objectives.sft import Sft
 from finetune_trainer.train.runtime.device import Card
 from finetune_trainer.train.runtime.distributed import World
 from support import networks
-from support.shapes import llama_shapes
+from support.shapes import llama_shapes, small_shape
 
 if TYPE_CHECKING:
     from finetune_crds.recipe import Recipe
@@ -42,7 +42,7 @@ def chosen(monkeypatch: pytest.MonkeyPatch, recipe: Recipe, limit: float, world:
 
 def need(recompute: str, **training: Any) -> float:
     recipe = networks.recipe(BASE, **training)
-    shape = Shape.of(Network(networks.small_llama(), Sft()), None, quantized=False)
+    shape = small_shape()
     return estimate.estimate(shape, recipe, shards=1, row_tokens=2048, recompute=recompute).total / 0.92 + 1
 
 
@@ -220,7 +220,7 @@ def test_replicas_are_told_of_sharding(monkeypatch: pytest.MonkeyPatch) -> None:
     """DDP holds everything on each rank; FSDP over the same ranks would fit."""
     many = World(0, 64, 0, 8, torch.device("cpu"))
     recipe = networks.recipe(BASE, strategy="DDP", perDeviceBatchSize=1, activationCheckpointing="Full")
-    shape = Shape.of(Network(networks.small_llama(), Sft()), None, quantized=False)
+    shape = small_shape()
     limit = estimate.estimate(shape, recipe, shards=64, row_tokens=2048, recompute="Full").total / 0.92 + 1
     with pytest.raises(RecipeRefusedError, match=r"what would fit: distributed\.strategy FSDP;"):
         chosen(monkeypatch, recipe, limit, many)

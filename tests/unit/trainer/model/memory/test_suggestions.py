@@ -8,11 +8,9 @@ import pytest
 import torch
 
 from finetune_trainer.train.model.memory import estimate, suggestions
-from finetune_trainer.train.model.memory.model_shape import Shape
-from finetune_trainer.train.model.network.trained_network import Network
-from finetune_trainer.train.objectives.sft import Sft
 from finetune_trainer.train.runtime.distributed import World
 from support import networks
+from support.shapes import small_shape
 
 pytestmark = [pytest.mark.filterwarnings(warning) for warning in networks.PEFT_WARNINGS]
 
@@ -29,7 +27,7 @@ ROW_TOKENS = 2048
 )
 def test_a_job_with_replicas_gets_suggestions_for_fsdp(ranks: int, expected: str) -> None:
     """FSDP accumulates gradients in the precision of the weights, but HSDP in fp32."""
-    shape = Shape.of(Network(networks.small_llama(), Sft()), None, quantized=False)
+    shape = small_shape()
     with_hsdp, with_fsdp = (
         networks.recipe(
             Path("/base"),
