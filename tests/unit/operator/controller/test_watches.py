@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import kopf
+import pytest
+from kopf._core.intents.causes import Activity
 
 from finetune_operator.controller import watches
+from fixtures.fake_kube import StandIn
 
 
 def test_kopf_compares_no_object_with_its_last_state() -> None:
@@ -19,3 +24,21 @@ def test_kopf_holds_few_objects_at_once_when_a_watch_begins() -> None:
     settings = kopf.OperatorSettings()
     watches.configure(settings)
     assert (settings.watching.chunk_size, settings.queueing.idle_timeout) == (100, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("configured", "expected"),
+    [
+        pytest.param(None, "http://proxy:3128", id="of the environment"),
+        pytest.param("http://other:3128", "http://other:3128", id="of the kubeconfig"),
+    ],
+)
+def test_watches_use_a_proxy(configured: str | None, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    info = kopf.ConnectionInfo(server="https://kubernetes:6443", proxy_url=configured)
+    monkeypatch.setattr(kopf, "login_with_service_account", lambda **_: info)
+    monkeypatch.setenv("https_proxy", "http://proxy:3128")
+    monkeypatch.setenv("no_proxy", "")
+    registry = watches.build_registry(watches.Handlers(StandIn(), StandIn(), StandIn()))
+    (handler,) = registry._activities.get_handlers(activity=Activity.AUTHENTICATION)
+    login: Any = handler.fn
+    assert login().proxy_url == expected

@@ -358,6 +358,15 @@ def test_a_job_whose_spec_can_be_read_again_stays_in_the_queue_that_it_began_wit
     assert (after.resolved, after.resolved.queue_name) == (accepted.resolved, "gpus")
 
 
+def test_an_accepted_job_without_a_start_is_not_judged_again_when_its_spec_can_be_read() -> None:
+    unreadable = condition(ConditionType.ACCEPTED, "Unknown", ConditionReason.SPEC_UNREADABLE)
+    before = status(unreadable, resolved=accept_in("gpus").resolved)
+    decision = conclude(ftj(before, **REGISTER), settings=NO_MLFLOW)
+    accepted = said(decision, ConditionType.ACCEPTED)
+    assert accepted is not None
+    assert accepted[0] == "True"
+
+
 def test_a_new_job_is_judged_when_its_spec_can_be_read() -> None:
     unreadable = condition(ConditionType.ACCEPTED, "Unknown", ConditionReason.SPEC_UNREADABLE)
     assert conclude(ftj(status(unreadable))).status.phase == "Starting"
