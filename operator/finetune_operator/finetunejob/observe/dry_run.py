@@ -57,13 +57,13 @@ class DryRunner:
 
     def __post_init__(self) -> None:
         self._refusals = NegativeCache[_Answer](self.clock, _MAX_DELAY_SECONDS)
-        self._accepted: dict[str, _Answer] = {}
-        self._checked: dict[str, int] = {}
-        """By job: the generation of its last dry runs, whatever the answer."""
+        self._answers: dict[str, _Answer] = {}
+        """By job: the answer to its last dry runs."""
 
     def has_checked(self, ftj: FineTuneJob) -> bool:
         """Whether this process has made the dry runs of a job. An earlier process may have had other defaults, and so other pods."""
-        return self._checked.get(ftj.uid) == ftj.generation
+        answer = self._answers.get(ftj.uid)
+        return answer is not None and answer.generation == ftj.generation
 
     async def run(self, ftj: FineTuneJob, bodies: Sequence[Json]) -> DryRunAnswer:
         """The API server's answer for a job; after a refusal, the same answer until the delay is over.
@@ -71,9 +71,9 @@ class DryRunner:
         NB: the status of a job without a preparation does not record that its pods were accepted, so each pass calls this while the job
         waits.
         """
-        accepted = self._accepted.get(ftj.uid)
-        if accepted and accepted.generation == ftj.generation:
-            return accepted.dry_run_answer
+        last_answer = self._answers.get(ftj.uid)
+        if last_answer and last_answer.generation == ftj.generation and last_answer.dry_run_answer.admitted:
+            return last_answer.dry_run_answer
         last_refusal = self._refusals.last_answer(ftj.uid)
         remaining_seconds = self._refusals.seconds_left(ftj.uid)
         if last_refusal and last_refusal.generation == ftj.generation and remaining_seconds:
@@ -84,12 +84,9 @@ class DryRunner:
         if has_new_spec or not is_refusal:
             # The delays start again.
             self.forget(ftj)
-        if len(self._checked) >= _MAX_JOBS:
-            self._accepted.clear()
-            self._checked.clear()
-        self._checked[ftj.uid] = ftj.generation
-        if answer.admitted:
-            self._accepted[ftj.uid] = _Answer(ftj.generation, answer)
+        if len(self._answers) >= _MAX_JOBS:
+            self._answers.clear()
+        self._answers[ftj.uid] = _Answer(ftj.generation, answer)
         if not is_refusal:
             return answer
         retry_seconds = self._refusals.record(ftj.uid, _Answer(ftj.generation, answer))
@@ -98,8 +95,7 @@ class DryRunner:
     def forget(self, ftj: FineTuneJob) -> None:
         """Discard the last answer: there is a newer answer, or the job was deleted."""
         self._refusals.forget(ftj.uid)
-        self._accepted.pop(ftj.uid, None)
-        self._checked.pop(ftj.uid, None)
+        self._answers.pop(ftj.uid, None)
 
 
 async def run_dry_runs(kube: Kube, bodies: Sequence[Json]) -> DryRunAnswer:
