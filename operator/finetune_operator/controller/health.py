@@ -27,7 +27,7 @@ class Health:
 
     Attributes:
         why_not_electable: returns why this replica could not become the leader, or None.
-        last_list: when a resync last listed all resources; None before the first.
+        last_list: when the lists were last in time: all resources were listed, or no list was due; None before the first list.
         last_attempt: when a resync last ended, complete or not; at first, the start of the process.
     """
 
@@ -40,6 +40,10 @@ class Health:
 
     def __post_init__(self) -> None:
         self.last_attempt = self.clock()
+
+    def note_lists_in_time(self) -> None:
+        """Record that all resources were just listed, or that no list is due yet."""
+        self.last_list = self.last_attempt = self.clock()
 
     def why_stuck(self) -> str | None:
         """Return the reason why the process must be restarted; None while it works.

@@ -67,7 +67,9 @@ class Reconciler(ABC):
         try:
             with metrics.reconcile_seconds.labels(self.kind).time():
                 requeue = await self.reconcile(body)
-            longest_wait = self.find_longest_wait(body)
+            # As the pass has left it.
+            current_body = self.store.of(self.kind).get((namespace, name), body)
+            longest_wait = self.find_longest_wait(current_body)
         except Exception as error:
             server_delay = error.retry_after_seconds if isinstance(error, KubeError) else 0.0
             delay = self.queue.retry(key, at_least_seconds=server_delay)

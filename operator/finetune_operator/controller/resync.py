@@ -71,8 +71,7 @@ class Resync:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self.settings.resync_seconds):
                     await self._is_requested.wait()
-            # No list is late.
-            self.health.last_list = self.health.last_attempt = self.health.clock()
+            self.health.note_lists_in_time()
             if self._is_requested.is_set() or self._is_watch_new:
                 return
 
@@ -112,7 +111,7 @@ class Resync:
             # has its object.
             if self.queues.is_open and self._has_news:
                 self.queue_all()
-        self.health.last_list = self.health.last_attempt = self.health.clock()
+        self.health.note_lists_in_time()
         self._complete = number
         self._listed.set()
 

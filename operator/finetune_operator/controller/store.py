@@ -180,11 +180,12 @@ class Store:
         self._deletions[kind] = {key: at for key, at in self._deletions[kind].items() if at > version}
         has_changed = bool(vanished)
         for key, body in listed.items():
-            was_known, was_stored = self.has(kind, body), key in self._objects[kind]
+            if self.has(kind, body):
+                continue
+            was_stored = key in self._objects[kind]
             self._put(kind, body)
             # A foreign object is not kept, and an object whose deletion is known does not return. An orphaned child is removed.
-            is_known, is_stored = self.has(kind, body), key in self._objects[kind]
-            has_changed |= (is_known and not was_known) or (was_stored and not is_stored)
+            has_changed |= self.has(kind, body) or (was_stored and key not in self._objects[kind])
         self._list_versions[kind] = version
         if kind == "Pod":
             self._forget_deleted_jobs(version)
