@@ -38,11 +38,10 @@ from finetune_operator.finetunejob import children
 from finetune_operator.finetunejob import enqueue as finetunejob_events
 from finetune_operator.finetunejob.abandoned_runs import AbandonedRuns
 from finetune_operator.finetunejob.apply import FineTuneJobApplier
-from finetune_operator.finetunejob.model import FineTuneJob
+from finetune_operator.finetunejob.model import FineTuneJob, has_open_run
 from finetune_operator.finetunejob.observe.background_reads import ReadPace
 from finetune_operator.finetunejob.observe.namespaces import NamespaceReader
 from finetune_operator.finetunejob.observe.observer import FineTuneJobObserver, read_finetunejob
-from finetune_operator.finetunejob.observe.run_poller import has_open_run
 from finetune_operator.finetunejob.reconcile import FineTuneJobReconciler
 from finetune_operator.gauges import Gauges
 from finetune_operator.kube import Kube, KubeError, NoClusterError
@@ -289,7 +288,7 @@ def _measure(queues: Queues) -> None:
 async def _close_run_of_deleted(observer: FineTuneJobObserver, ftj: FineTuneJob) -> None:
     """Close the MLflow run of a deleted job, if it is still open. If this fails, `AbandonedRuns` tries again at the next start."""
     run_id = ftj.status.run_id
-    if run_id is None or not has_open_run(ftj):
+    if run_id is None or not has_open_run(ftj.status):
         return
     run_statuses = {"Succeeded": "FINISHED", "Failed": "FAILED"}
     run_status = run_statuses.get(ftj.status.phase or "", "KILLED")

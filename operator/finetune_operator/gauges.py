@@ -22,10 +22,10 @@ from finetune_operator import metrics
 from finetune_operator.controller.store import Store
 from finetune_operator.finetunejob import children
 from finetune_operator.finetunejob.draft import device
+from finetune_operator.finetunejob.model import FINISHED_PHASES
 
 log = logging.getLogger(__name__)
 
-_FINISHED = ("Succeeded", "Failed")
 # Phases in which a job uses the GPUs that it holds. Registering counts: the training pods that hold them are ending.
 _USING_GPUS = ("Training", "Evaluating", "Registering")
 _DEFAULT_MAX_RESTARTS = RunPolicy().max_restarts
@@ -94,14 +94,14 @@ class Gauges:
         if not since and not status.get("phase"):
             since = meta.get("creationTimestamp")
         phase_seconds = None
-        if since and phase not in _FINISHED:
+        if since and phase not in FINISHED_PHASES:
             phase_seconds = max((self.now() - datetime.fromisoformat(since)).total_seconds(), 0.0)
         return JobGauges(
             namespace=meta["namespace"],
             phase=phase,
             phase_seconds=phase_seconds,
             gpus=self._count_gpus(body),
-            is_at_restart_limit=phase not in _FINISHED and _is_at_restart_limit(body),
+            is_at_restart_limit=phase not in FINISHED_PHASES and _is_at_restart_limit(body),
         )
 
     def _count_gpus(self, body: Json) -> int:
@@ -146,7 +146,7 @@ def _list_ready(body: Json) -> Iterator[Json]:
 def _find_oldest(summaries: Iterable[JobGauges]) -> dict[tuple[str, ...], float]:
     """By phase: the longest time that a job has been in the phase; 0 for a phase without a job."""
     oldest: dict[tuple[str, ...], float] = {
-        (phase,): 0.0 for phase in get_args(Phase) if phase not in _FINISHED
+        (phase,): 0.0 for phase in get_args(Phase) if phase not in FINISHED_PHASES
     }
     for job in summaries:
         if job.phase_seconds is not None:

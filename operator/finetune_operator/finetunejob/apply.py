@@ -281,16 +281,16 @@ class FineTuneJobApplier:
                 return ActionResult(action, databricks_run_id=run_id)
             case _:
                 try:
-                    if isinstance(action, EnsureRun):
-                        tags = {**action.tags, **await self.namespaces.build_tags(ftj.namespace)}
-                        return await self.run_creator.create(ftj, replace(action, tags=tags))
                     return await self._write_to_mlflow(ftj, action)
                 finally:
                     # Even a failed write may have changed what the poller has read.
                     self.poller.forget(ftj)
 
-    async def _write_to_mlflow(self, ftj: FineTuneJob, action: MlflowAction) -> ActionResult:
+    async def _write_to_mlflow(self, ftj: FineTuneJob, action: EnsureRun | MlflowAction) -> ActionResult:
         """Carry out an action at the job's MLflow server or registry."""
+        if isinstance(action, EnsureRun):
+            tags = {**action.tags, **await self.namespaces.build_tags(ftj.namespace)}
+            return await self.run_creator.create(ftj, replace(action, tags=tags))
         tracked = await self.poller.tracked(ftj)
         # Without a server, there is nothing to write.
         if tracked is None:

@@ -212,6 +212,11 @@ def is_suspended(job: Json) -> bool:
     return bool(job["spec"].get("suspend"))
 
 
+def parse_time(text: str | None) -> datetime | None:
+    """Return a time of the API server; None without one."""
+    return datetime.fromisoformat(text) if text else None
+
+
 def find_start_time(job: Json) -> datetime | None:
     """When the pods of a batch Job were last started; None while it is suspended, or before its controller has started them."""
     start = job.get("status", {}).get("startTime")

@@ -18,6 +18,9 @@ from finetune_operator.errors import Problem
 from finetune_operator.mlflow.model import Run
 from finetune_operator.registry.base import RegisteredVersion
 
+FINISHED_PHASES = ("Succeeded", "Failed")
+"""The phases of a job that has ended."""
+
 
 @dataclass(frozen=True)
 class FineTuneJob:
@@ -66,6 +69,15 @@ class FineTuneJob:
         """The reference to this job in its recipes."""
         created = {} if self.created is None else {"created": self.created.astimezone(UTC).date()}
         return JobReference(name=self.name, namespace=self.namespace, uid=self.uid, **created)
+
+
+def has_open_run(status: FineTuneJobStatus) -> bool:
+    """Whether a status names an MLflow run and does not record that the run was closed."""
+    is_closed = any(
+        item.type == ConditionType.TRACKED and item.reason == ConditionReason.RUN_FINISHED
+        for item in status.conditions
+    )
+    return status.run_id is not None and not is_closed
 
 
 @dataclass(frozen=True)
@@ -309,9 +321,9 @@ class CancelRun:
     run_id: str | None = None
 
 
-MlflowAction = EnsureRun | FinishRun | SetAlias | TagVersion | LogMetrics
+MlflowAction = FinishRun | SetAlias | TagVersion | LogMetrics
 DatabricksAction = SubmitRun | CancelRun
-Action = MlflowAction | DatabricksAction
+Action = EnsureRun | MlflowAction | DatabricksAction
 
 
 @dataclass(frozen=True)

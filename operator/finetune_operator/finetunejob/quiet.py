@@ -18,8 +18,7 @@ from collections.abc import Iterable
 
 from finetune_crds.base import Json
 from finetune_operator.finetunejob.children import has_ended, is_alive
-from finetune_operator.finetunejob.model import FineTuneJob
-from finetune_operator.finetunejob.observe import run_poller
+from finetune_operator.finetunejob.model import FineTuneJob, has_open_run
 from finetune_operator.finetunejob.preparation import backends
 
 LONGEST_WAIT_INTERVALS = 20
@@ -38,7 +37,7 @@ def is_quiet(ftj: FineTuneJob, jobs: Iterable[Json], pods: Iterable[Json]) -> bo
         and not ftj.deleting
         # A Databricks run may exist while the finalizer does.
         and not ftj.finalizers
-        and not run_poller.has_open_run(ftj)
+        and not has_open_run(ftj.status)
         and backends.find_kind_to_read(ftj) is None
         and all(map(has_ended, jobs))
         and not any(map(is_alive, pods))

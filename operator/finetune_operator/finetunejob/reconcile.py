@@ -21,7 +21,7 @@ from finetune_operator.finetunejob.children import Owner
 from finetune_operator.finetunejob.decide import decide, decide_deletion
 from finetune_operator.finetunejob.decide.action_results import record_results
 from finetune_operator.finetunejob.decide.ready import summarize_status
-from finetune_operator.finetunejob.model import CancelRun, Decision, FineTuneJob, Observed
+from finetune_operator.finetunejob.model import FINISHED_PHASES, CancelRun, Decision, FineTuneJob, Observed
 from finetune_operator.finetunejob.observe.observer import FineTuneJobObserver, read_finetunejob
 from finetune_operator.finetunejob.preparation import backends
 from finetune_operator.kube import KubeError
@@ -88,11 +88,10 @@ class FineTuneJobReconciler(Reconciler):
         return decision.requeue_seconds
 
     def find_longest_wait(self, body: Json) -> float:
-        """Return the resync interval, or a longer time for a quiet job. `body`: the job before the pass, which may have changed it."""
+        """Return the resync interval, or a longer time for a quiet job."""
         meta, seconds = body["metadata"], self.settings.resync_seconds
-        body = self.store.finetunejobs.get((meta["namespace"], meta["name"]), body)
         # NB: parsing the spec takes a millisecond, and the phase suffices for most jobs.
-        if (body.get("status") or {}).get("phase") not in ("Succeeded", "Failed"):
+        if (body.get("status") or {}).get("phase") not in FINISHED_PHASES:
             return seconds
         ftj, owner = read_finetunejob(body, self.settings.defaults), Owner(meta["namespace"], meta["uid"])
         is_quiet = quiet.is_quiet(ftj, self.store.jobs_of(owner), self.store.pods_of(owner))

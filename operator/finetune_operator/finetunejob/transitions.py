@@ -11,9 +11,7 @@ from typing import NamedTuple
 
 from finetune_crds.status import FineTuneJobStatus
 from finetune_operator import metrics
-from finetune_operator.finetunejob.model import FineTuneJob
-
-_FINISHED = ("Succeeded", "Failed")
+from finetune_operator.finetunejob.model import FINISHED_PHASES, FineTuneJob
 
 
 def count_transitions(ftj: FineTuneJob, after: FineTuneJobStatus, now: datetime) -> None:
@@ -21,7 +19,7 @@ def count_transitions(ftj: FineTuneJob, after: FineTuneJobStatus, now: datetime)
     before = ftj.status
     if after.phase != before.phase:
         _count_phase(ftj, after, now)
-        if after.phase in _FINISHED:
+        if after.phase in FINISHED_PHASES:
             metrics.jobs_finished.labels(after.phase).inc()
             _count_goodput(ftj.namespace, after)
     _count_restarts(before, after)
@@ -44,7 +42,7 @@ def _count_restarts(before: FineTuneJobStatus, after: FineTuneJobStatus) -> None
     """Count the attempts that ended, unless the job ended with them."""
     # NB: an attempt has an entry for each time that Kueue stopped its pods, so the key has the end too.
     recorded_ends = {(item.attempt, item.end_time) for item in before.attempts or ()}
-    if after.phase in _FINISHED:
+    if after.phase in FINISHED_PHASES:
         return
     for item in after.attempts or ():
         if item.cause and (item.attempt, item.end_time) not in recorded_ends:

@@ -15,6 +15,7 @@ from finetune_operator.finetunejob.children import (
     find_owner,
     find_start_time,
     job_condition,
+    parse_time,
 )
 from finetune_operator.finetunejob.decide import attempt as attempts
 from finetune_operator.finetunejob.decide import attempt_history, checkpoint
@@ -96,8 +97,7 @@ def _find_end_time(draft: Draft, job: Json) -> datetime:
 
 def _find_suspension_time(job: Json) -> datetime | None:
     """When the condition Suspended of a Job last changed, by the clock of the control plane; None if that is not known."""
-    transition_time = (job_condition(job, "Suspended") or {}).get("lastTransitionTime")
-    return datetime.fromisoformat(transition_time) if transition_time else None
+    return parse_time((job_condition(job, "Suspended") or {}).get("lastTransitionTime"))
 
 
 def _has_completed_pods(job: Json) -> bool:

@@ -7,7 +7,7 @@ from datetime import timedelta
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_operator.finetunejob.children import has_ended
 from finetune_operator.finetunejob.draft.draft import Draft
-from finetune_operator.finetunejob.model import FinishRun
+from finetune_operator.finetunejob.model import FinishRun, has_open_run
 from finetune_operator.finetunejob.preparation import backends
 from finetune_operator.policy.result import Continue, Outcome
 
@@ -54,9 +54,7 @@ def _stop_children(draft: Draft) -> None:
 def _close_run(draft: Draft) -> None:
     """Close the MLflow run. Record its end only once MLflow has been read and shows that the run is closed or no longer exists."""
     run_id = draft.status.run_id
-    tracked = draft.condition(ConditionType.TRACKED)
-    is_recorded = tracked is not None and tracked.reason == ConditionReason.RUN_FINISHED
-    if run_id is None or is_recorded:
+    if run_id is None or not has_open_run(draft.status):
         return
     end_status = "FINISHED" if draft.holds(ConditionType.SUCCEEDED) else "FAILED"
     mlflow = draft.observed.mlflow

@@ -161,7 +161,7 @@ def _fold_ended_jobs(jobs: list[JobUsage], countable_uids: set[str]) -> list[Job
 def running_span(pod: Json) -> Span | None:
     """Return the time in which a pod ran; None if no node has started the pod yet."""
     status = pod.get("status", {})
-    start = _parse_time(status.get("startTime"))
+    start = children.parse_time(status.get("startTime"))
     if start is None:
         return None
     if not children.is_alive(pod):
@@ -175,14 +175,10 @@ def _end_time(status: Json) -> datetime | None:
     terminated = [
         item.get("state", {}).get("terminated") or {} for item in status.get("containerStatuses") or []
     ]
-    ends = [time for item in terminated if (time := _parse_time(item.get("finishedAt")))]
+    ends = [time for item in terminated if (time := children.parse_time(item.get("finishedAt")))]
     changes = [
         time
         for item in status.get("conditions") or []
-        if (time := _parse_time(item.get("lastTransitionTime")))
+        if (time := children.parse_time(item.get("lastTransitionTime")))
     ]
     return max(ends or changes, default=None)
-
-
-def _parse_time(text: str | None) -> datetime | None:
-    return datetime.fromisoformat(text) if text else None

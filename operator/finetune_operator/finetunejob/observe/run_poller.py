@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-from finetune_crds.conditions import ConditionReason, ConditionType
+from finetune_crds.conditions import ConditionType
 from finetune_crds.tracking import Register, Tracking
 from finetune_operator import names, secrets
 from finetune_operator.errors import ExternalError
-from finetune_operator.finetunejob.model import FineTuneJob, Mlflow
+from finetune_operator.finetunejob.model import FineTuneJob, Mlflow, has_open_run
 from finetune_operator.finetunejob.observe.background_reads import Answer, BackgroundReads, MaxAge, ReadPace
 from finetune_operator.finetunejob.observe.run_batches import RunBatches
 from finetune_operator.finetunejob.references import is_unpinned
@@ -210,15 +210,6 @@ class RunPoller:
             return await self.ask(ftj, tracked, uri, question)
 
 
-def has_open_run(ftj: FineTuneJob) -> bool:
-    """Whether the status names an MLflow run and does not record that the run was closed."""
-    is_closed = any(
-        item.type == ConditionType.TRACKED and item.reason == ConditionReason.RUN_FINISHED
-        for item in ftj.status.conditions
-    )
-    return ftj.status.run_id is not None and not is_closed
-
-
 def _build_query(ftj: FineTuneJob, *, has_pods: bool) -> _Query | None:
     """Return the request for MLflow.
 
@@ -226,7 +217,7 @@ def _build_query(ftj: FineTuneJob, *, has_pods: bool) -> _Query | None:
     suspended job logs to its run.
     """
     run_id = ftj.status.run_id
-    if ftj.spec is None or (ftj.is_finished and not has_open_run(ftj)):
+    if ftj.spec is None or (ftj.is_finished and not has_open_run(ftj.status)):
         return None
     if not ftj.has_requested_run or (run_id is None and is_unpinned(ftj)):
         return None

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from finetune_crds.base import Json
-from finetune_operator.finetunejob.children import job_condition
+from finetune_operator.finetunejob.children import job_condition, parse_time
 from finetune_operator.finetunejob.draft.draft import Draft
 
 _FIRST_SECONDS = 10
@@ -70,13 +70,9 @@ def wait_seconds(idle: int) -> int:
 def run_seconds(job: Json, now: datetime) -> float:
     """Return how long a Job ran until it failed, or has run until now; 0 if its start time is unknown."""
     status, failed = job.get("status", {}), job_condition(job, "Failed") or {}
-    began = _parse_time(status.get("startTime") or job["metadata"].get("creationTimestamp"))
-    ended = _parse_time(failed.get("lastTransitionTime")) or now
+    began = parse_time(status.get("startTime") or job["metadata"].get("creationTimestamp"))
+    ended = parse_time(failed.get("lastTransitionTime")) or now
     return max((ended - began).total_seconds(), 0.0) if began else 0.0
-
-
-def _parse_time(text: str | None) -> datetime | None:
-    return datetime.fromisoformat(text) if text else None
 
 
 def record_delay(draft: Draft, attempt: Attempt) -> None:

@@ -143,9 +143,12 @@ def _containers_succeeded(status: Json) -> bool:
 
 def has_run(pod: Json) -> bool:
     """Whether a container of a pod has started, to the kubelet's knowledge."""
-    status = pod.get("status", {})
-    statuses = [*(status.get("containerStatuses") or []), *(status.get("initContainerStatuses") or [])]
-    return any(_has_started(item.get("state", {})) for item in statuses)
+    return any(_has_started(item.get("state", {})) for item in _list_statuses(pod.get("status", {})))
+
+
+def _list_statuses(status: Json) -> list[Json]:
+    """The statuses of the containers and init containers of a pod."""
+    return [*(status.get("containerStatuses") or []), *(status.get("initContainerStatuses") or [])]
 
 
 def _has_started(state: Json) -> bool:
@@ -238,10 +241,9 @@ def _is_outlived(status: Json, *, failed: bool) -> bool:
 
 def _find_terminated(status: Json, container: str) -> tuple[str, Json] | None:
     """The name and terminated state of the container or, once the pod failed, of the init container that kept it from starting."""
-    statuses = (status.get("containerStatuses") or []) + (status.get("initContainerStatuses") or [])
     ended = [
         (item["name"], dict(terminated))
-        for item in statuses
+        for item in _list_statuses(status)
         if (terminated := item.get("state", {}).get("terminated"))
     ]
     for name, terminated in ended:
