@@ -38,7 +38,8 @@ def test_watches_use_a_proxy(configured: str | None, expected: str, monkeypatch:
     monkeypatch.setattr(kopf, "login_with_service_account", lambda **_: info)
     monkeypatch.setenv("https_proxy", "http://proxy:3128")
     monkeypatch.setenv("no_proxy", "")
-    registry = watches.build_registry(watches.Handlers(StandIn(), StandIn(), StandIn()))
+    handlers: Any = StandIn()
+    registry = watches.build_registry(handlers)
     (handler,) = registry._activities.get_handlers(activity=Activity.AUTHENTICATION)
     login: Any = handler.fn
     assert login().proxy_url == expected
