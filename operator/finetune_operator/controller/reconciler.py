@@ -26,6 +26,9 @@ BUSY_SECONDS = 1.0
 # example after a start, do not stay together.
 _MIN_WAIT_SHARE = 0.8
 
+# A pass that comes later than this looks again at what no watch reports. A shorter delay continues what the last pass began.
+_ROUTINE_SECONDS = 1.0
+
 # By HTTP status (0: no response), the reason why a request to the API server failed, as a label of a metric. NB: not the reason in
 # the response: webhooks add reasons of their own, and the values of a label must be a fixed set.
 _REASON_BY_STATUS = {
@@ -90,7 +93,8 @@ class Reconciler(ABC):
             return
         self.queue.forget(key)
         longest_wait *= random.uniform(_MIN_WAIT_SHARE, 1.0)  # noqa: S311
-        self.queue.add_after(key, longest_wait if requeue is None else min(requeue, longest_wait))
+        wait_seconds = longest_wait if requeue is None else min(requeue, longest_wait)
+        self.queue.add_after(key, wait_seconds, is_routine=wait_seconds > _ROUTINE_SECONDS)
 
     @abstractmethod
     async def reconcile(self, body: Json) -> float | None:

@@ -140,8 +140,8 @@ class Resync:
                     self.on_vanished(body)
 
     def queue_all(self) -> None:
-        """Put every resource on its queue."""
+        """Put every resource on its queue, behind those with news: only a few of them may need a pass."""
         self._has_news = False
         for kind in RESOURCES:
             for namespace, name in self.store.of(kind):
-                self.queues.of(kind).add(f"{namespace}/{name}")
+                self.queues.of(kind).add(f"{namespace}/{name}", is_routine=True)

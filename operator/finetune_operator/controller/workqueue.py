@@ -1,4 +1,4 @@
-"""A work queue: no duplicate keys, at most one worker for each key, delays and backoff."""
+"""A work queue: no duplicate keys, at most one worker for each key, news before routine, delays and backoff."""
 
 from __future__ import annotations
 
@@ -8,11 +8,21 @@ import random
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 _FIRST_BACKOFF_SECONDS = 0.5
 _MAX_BACKOFF_SECONDS = 30.0
 # Keeps the power finite; fewer doublings already exceed the maximum backoff.
 _MAX_DOUBLINGS = 10
+# Of so many keys in a row that workers take, one is routine if both kinds wait: news must not stop the progress of all other resources.
+_ROUTINE_TURN = 4
+
+
+class _Delay(NamedTuple):
+    """When a key is added, and whether that is routine."""
+
+    end: float
+    is_routine: bool
 
 
 @dataclass
@@ -22,49 +32,62 @@ class WorkQueue:
     A key that is added while a worker handles it is handled once more afterwards: no event is missed, and two workers
     never handle the same key at once.
 
+    A key is added because of news, such as a pod that failed, or as a matter of routine, such as the progress of a training. Workers take
+    news first. With thousands of running jobs and a slow API server, the restart of a job would otherwise wait for all their progress.
+
     Attributes:
         is_open: whether the queue accepts keys. The queue of a replica that stands by does not.
     """
 
     clock: Callable[[], float]
     is_open: bool = True
-    _ready: deque[str] = field(default_factory=deque)
-    _queued: set[str] = field(default_factory=set)
+    _news: deque[str] = field(default_factory=deque)
+    _routine: deque[str] = field(default_factory=deque)
+    """Keys in the order of their addition. Each can have outdated entries, of keys that are no longer queued there."""
+    _queued: dict[str, bool] = field(default_factory=dict)
+    """By queued key: whether it is routine."""
     _busy: set[str] = field(default_factory=set)
-    _readded: set[str] = field(default_factory=set)
-    """Busy keys that were added again."""
+    _readded: dict[str, bool] = field(default_factory=dict)
+    """By busy key that was added again: whether that is routine."""
     _delayed: list[tuple[float, str]] = field(default_factory=list)
     """A heap of (time, key). An entry counts only if `_due` has the same time for the key."""
-    _due: dict[str, float] = field(default_factory=dict)
-    """By key: when its earliest delay ends."""
+    _due: dict[str, _Delay] = field(default_factory=dict)
+    """By key: its earliest delay."""
     _failures: dict[str, int] = field(default_factory=dict)
     """By key: failures since the last success."""
     _added_at: dict[str, float] = field(default_factory=dict)
     """By queued key: when it was queued."""
+    _taken: int = 0
+    """The number of keys that workers have taken."""
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _key_done: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def add(self, key: str) -> None:
-        """Handle a key as soon as a worker is free."""
+    def add(self, key: str, *, is_routine: bool = False) -> None:
+        """Handle a key as soon as a worker is free; if it is routine, after the keys with news."""
         if not self.is_open:
             return
         if key in self._busy:
-            self._readded.add(key)
-        elif key not in self._queued:
-            self._queued.add(key)
-            self._ready.append(key)
+            self._readded[key] = is_routine and self._readded.get(key, True)
+        elif key not in self._queued or (self._queued[key] and not is_routine):
+            self._queued[key] = is_routine
+            (self._routine if is_routine else self._news).append(key)
             self._added_at.setdefault(key, self.clock())
             self._wake.set()
 
-    def add_after(self, key: str, seconds: float) -> None:
-        """Handle a key after a delay; if a key has several delays, the delay that ends first applies."""
+    def add_after(self, key: str, seconds: float, *, is_routine: bool = False) -> None:
+        """Handle a key after a delay.
+
+        If a key has several delays, the delay that ends first applies, and is routine only if all of them are.
+        """
         if not self.is_open:
             return
-        due = self.clock() + seconds
-        if due < self._due.get(key, float("inf")):
-            self._due[key] = due
-            heapq.heappush(self._delayed, (due, key))
+        end, earliest = self.clock() + seconds, self._due.get(key)
+        if earliest is None or end < earliest.end:
+            self._due[key] = _Delay(end, is_routine and (earliest is None or earliest.is_routine))
+            heapq.heappush(self._delayed, (end, key))
             self._wake.set()
+        elif not is_routine:
+            self._due[key] = earliest._replace(is_routine=False)
 
     def retry(self, key: str, *, at_least_seconds: float = 0.0) -> float:
         """Handle a key again after a delay that grows with each failure, and return the delay in seconds.
@@ -93,7 +116,15 @@ class WorkQueue:
     def close(self) -> None:
         """Accept no more keys, and drop those that wait. Workers complete the keys that they have taken."""
         self.is_open = False
-        for waiting in (self._ready, self._queued, self._readded, self._delayed, self._due, self._added_at):
+        for waiting in (
+            self._news,
+            self._routine,
+            self._queued,
+            self._readded,
+            self._delayed,
+            self._due,
+            self._added_at,
+        ):
             waiting.clear()
 
     async def wait_until_idle(self) -> None:
@@ -103,7 +134,7 @@ class WorkQueue:
             await self._key_done.wait()
 
     def __len__(self) -> int:
-        return len(self._ready)
+        return len(self._queued)
 
     def oldest_age_seconds(self) -> float:
         """The longest wait of a key for a worker, in seconds; 0 if no key waits. A scrape of the metrics calls this in another thread."""
@@ -115,9 +146,8 @@ class WorkQueue:
         """Wait for a key, mark it as being handled, and return it; call `done` afterwards."""
         while True:
             self._move_due()
-            if self._ready:
-                key = self._ready.popleft()
-                self._queued.discard(key)
+            if self._queued:
+                key = self._pop()
                 self._added_at.pop(key, None)
                 # The pass that begins now decides anew when the next one is due.
                 self._due.pop(key, None)
@@ -135,17 +165,30 @@ class WorkQueue:
         self._busy.discard(key)
         self._key_done.set()
         if key in self._readded:
-            self._readded.discard(key)
-            self.add(key)
+            self.add(key, is_routine=self._readded.pop(key))
+
+    def _pop(self) -> str:
+        """Remove the key that is to be handled next, and return it."""
+        self._taken += 1
+        is_routine = self._taken % _ROUTINE_TURN == 0
+        for lane_is_routine in (is_routine, not is_routine):
+            lane = self._routine if lane_is_routine else self._news
+            while lane:
+                key = lane.popleft()
+                if self._queued.get(key) == lane_is_routine:
+                    del self._queued[key]
+                    return key
+        raise RuntimeError("a queued key is in neither lane")
 
     def _move_due(self) -> None:
         """Queue the keys whose delay has ended."""
         now = self.clock()
         while self._delayed and self._delayed[0][0] <= now:
-            due, key = heapq.heappop(self._delayed)
-            if self._due.get(key) == due:
+            end, key = heapq.heappop(self._delayed)
+            delay = self._due.get(key)
+            if delay and delay.end == end:
                 del self._due[key]
-                self.add(key)
+                self.add(key, is_routine=delay.is_routine)
 
 
 @dataclass(frozen=True)

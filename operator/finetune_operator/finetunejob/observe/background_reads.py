@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Hashable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from finetune_operator.finetunejob.model import FineTuneJob
 from finetune_operator.finetunejob.observe.read_limits import ReadLimits
@@ -29,6 +29,13 @@ _COMPLETE_SECONDS = 90.0
 _MAX_OUTCOMES = 8192
 # With more jobs than this rate allows, each job is read less often: of 2,000 jobs, each every 20 s.
 _READS_PER_SECOND = 100.0
+
+
+class Wake(Protocol):
+    """Queues a pass over the job with this key."""
+
+    def __call__(self, key: str, /, *, is_routine: bool) -> None:
+        """Queue a pass; a routine pass comes after those with news."""
 
 
 class MaxAge(NamedTuple):
@@ -60,20 +67,20 @@ class ReadPace:
 
     Attributes:
         clock: monotonic seconds.
-        wake: queues a pass over the job with this key; called at the end of a read that no pass waits for.
+        wake: called at the end of a read that no pass waits for.
         threads: the limits for reads in threads. A read may use its thread until the deadline of its requests.
         patience_seconds: how long a pass waits for an answer, so that a fast response is used in the same pass.
     """
 
     clock: Callable[[], float]
-    wake: Callable[[str], None]
+    wake: Wake
     threads: ReadLimits
     patience_seconds: float = _PATIENCE_SECONDS
     _late_reads: Counter[Hashable] = field(default_factory=Counter)
     """By server: the number of running reads that no pass waits for any more."""
 
     @classmethod
-    def of(cls, settings: Settings, clock: Callable[[], float], wake: Callable[[str], None]) -> ReadPace:
+    def of(cls, settings: Settings, clock: Callable[[], float], wake: Wake) -> ReadPace:
         """The pace for an installation. NB: the process has two threads per worker, and reads get one of them: the other is for writes."""
         return cls(clock, wake, ReadLimits.of_threads(settings.workers))
 
@@ -101,6 +108,7 @@ class _Outcome(Generic[Answer]):
         is_unseen: whether no pass has received the outcome yet. The next pass receives it at any age: if the outcome were too old for
             the pass that it woke, this pass would ask again, and a slow server would cause endless passes.
         is_news: whether the outcome differs from the one before.
+        is_repeated: whether the outcome before was of the same question.
         seen_version: the resource version of the job when a pass last received the outcome; empty if no pass has.
     """
 
@@ -110,6 +118,7 @@ class _Outcome(Generic[Answer]):
     error: BaseException | None = None
     is_unseen: bool = True
     is_news: bool = True
+    is_repeated: bool = False
     seen_version: str = ""
 
 
@@ -263,6 +272,7 @@ class BackgroundReads(Generic[Answer]):
             or outcome.error is not None
             or (before.question, before.answer) != (outcome.question, outcome.answer)
         )
+        outcome.is_repeated = before is not None and before.question == outcome.question
         self._outcomes[ftj.uid] = outcome
 
     async def _ask_in_turn(
@@ -281,4 +291,4 @@ class BackgroundReads(Generic[Answer]):
         """Queue a pass over a job whose answer has arrived, unless an earlier pass has received the same answer."""
         outcome = None if read.cancelled() else self._outcomes.get(ftj.uid)
         if outcome and outcome.is_news:
-            self.pace.wake(ftj.key)
+            self.pace.wake(ftj.key, is_routine=outcome.is_repeated)

@@ -103,26 +103,28 @@ async def test_a_busy_api_server_is_given_the_time_that_it_asks_for() -> None:
     await Failing(store, queue, KubeError(429, "too many requests", retry_after_seconds=20)).handle(
         "team/tune"
     )
-    assert 20 <= queue._due["team/tune"] <= 25
+    assert 20 <= queue._due["team/tune"].end <= 25
 
 
-# What a pass asks for, the longest wait, and the earliest and the latest time of the next pass.
-WAITS: dict[str, tuple[float | None, float, tuple[float, float]]] = {
-    "nothing is polled": (None, 600, (480, 600)),
-    "a server is polled": (5, 600, (5, 5)),
-    "a deadline is far": (7200, 30, (24, 30)),
-    "at once": (0, 30, (0, 0)),
+# What a pass asks for, the longest wait, the earliest and the latest time of the next pass, and whether it is routine.
+WAITS: dict[str, tuple[float | None, float, tuple[float, float], bool]] = {
+    "nothing is polled": (None, 600, (480, 600), True),
+    "a server is polled": (5, 600, (5, 5), True),
+    "a deadline is far": (7200, 30, (24, 30), True),
+    "the status was written": (0.3, 30, (0.3, 0.3), False),
+    "at once": (0, 30, (0, 0), False),
 }
 
 
-@pytest.mark.parametrize(("requeue", "longest_wait", "times"), WAITS.values(), ids=WAITS)
+@pytest.mark.parametrize(("requeue", "longest_wait", "times", "is_routine"), WAITS.values(), ids=WAITS)
 async def test_each_pass_plans_the_next(
-    requeue: float | None, longest_wait: float, times: tuple[float, float]
+    requeue: float | None, longest_wait: float, times: tuple[float, float], *, is_routine: bool
 ) -> None:
     store, queue = Store(), WorkQueue(clock=lambda: 0.0)
     store.put("FineTuneJob", BODY)
     await Waiting(store, queue, requeue, longest_wait).handle("team/tune")
-    assert times[0] <= queue._due["team/tune"] <= times[1]
+    delay = queue._due["team/tune"]
+    assert (times[0] <= delay.end <= times[1], delay.is_routine) == (True, is_routine)
 
 
 async def test_passes_that_came_together_do_not_stay_together() -> None:
@@ -131,4 +133,5 @@ async def test_passes_that_came_together_do_not_stay_together() -> None:
         meta = {**BODY["metadata"], "name": f"tune-{number}"}
         store.put("FineTuneJob", {"metadata": meta})
         await Waiting(store, queue, None, 600).handle(f"team/tune-{number}")
-    assert max(queue._due.values()) - min(queue._due.values()) > 60
+    ends = [delay.end for delay in queue._due.values()]
+    assert max(ends) - min(ends) > 60

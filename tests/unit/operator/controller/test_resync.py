@@ -171,7 +171,7 @@ async def test_a_list_queues_all_resources_if_a_watch_missed_something(
     resync.store.put("FineTuneJob", build_body("tune"))
     resync.store.put("Job", build_job())
     await resync.run_once()
-    assert list(resync.queues.finetunejobs._ready) == keys
+    assert resync.queues.finetunejobs._queued == dict.fromkeys(keys, True)
 
 
 async def test_a_job_that_was_deleted_while_no_watch_ran_is_reported_once(api: tuple[Lists, Kube]) -> None:

@@ -48,6 +48,67 @@ async def test_a_key_is_in_it_once_and_keys_keep_their_order(queue: WorkQueue) -
     assert await take_all(queue) == ["b", "a", "c"]
 
 
+async def test_news_come_before_routine_which_gets_every_fourth_turn(queue: WorkQueue) -> None:
+    for number in range(4):
+        queue.add(f"progress-{number}", is_routine=True)
+    for number in range(8):
+        queue.add(f"failure-{number}")
+    assert len(queue) == 12
+    assert await take_all(queue) == [
+        *("failure-0", "failure-1", "failure-2", "progress-0"),
+        *("failure-3", "failure-4", "failure-5", "progress-1"),
+        *("failure-6", "failure-7", "progress-2", "progress-3"),
+    ]
+
+
+async def test_a_routine_key_with_news_moves_ahead_and_is_handled_once(queue: WorkQueue) -> None:
+    for key in ("a", "b", "c"):
+        queue.add(key, is_routine=True)
+    queue.add("c")
+    queue.add("c", is_routine=True)
+    assert (len(queue), await take_all(queue)) == (3, ["c", "a", "b"])
+    queue.add("b", is_routine=True)
+    assert await take_all(queue) == ["b"]
+
+
+async def test_news_about_a_key_that_is_handled_make_it_no_routine(queue: WorkQueue) -> None:
+    for added_as_routine in ((True, False), (False, True), (True, True)):
+        queue.add("a")
+        key = await queue.take()
+        for is_routine in added_as_routine:
+            queue.add("a", is_routine=is_routine)
+        queue.add("b", is_routine=True)
+        queue.done(key)
+        first = "b" if all(added_as_routine) else "a"
+        assert (await take_all(queue))[0] == first
+
+
+# The delays of a key: seconds, and whether each is routine. The key is then added after the shorter delay, routine only if both are.
+DELAYS = {
+    "routine": ((5, True), (9, True), True),
+    "news before routine": ((5, False), (9, True), False),
+    "news after routine": ((9, False), (5, True), False),
+}
+
+
+@pytest.mark.parametrize(("first", "second", "is_routine"), DELAYS.values(), ids=DELAYS)
+@pytest.mark.parametrize("order", [1, -1])
+async def test_a_delay_is_routine_only_if_all_delays_of_the_key_are(
+    queue: WorkQueue,
+    clock: Clock,
+    first: tuple[float, bool],
+    second: tuple[float, bool],
+    *,
+    is_routine: bool,
+    order: int,
+) -> None:
+    for seconds, delay_is_routine in (first, second)[::order]:
+        queue.add_after("a", seconds, is_routine=delay_is_routine)
+    clock.now += 5
+    queue._move_due()
+    assert queue._queued == {"a": is_routine}
+
+
 async def test_a_key_that_is_added_while_it_is_handled_is_handled_once_more(queue: WorkQueue) -> None:
     queue.add("a")
     key = await queue.take()

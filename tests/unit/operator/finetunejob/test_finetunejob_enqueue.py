@@ -41,7 +41,7 @@ def test_a_change_of_a_job_is_looked_at_at_once(change: str, body: Json, *, is_n
     store, queue = Store(find_owner), WorkQueue(clock=lambda: 0.0)
     store.put("FineTuneJob", version(TUNE, 5))
     on_event(store, queue, change, body)
-    assert (list(queue._ready), queue._due) == (["team/tune"] if is_news else [], {})
+    assert (queue._queued, queue._due) == ({"team/tune": False} if is_news else {}, {})
 
 
 CHILD_EVENTS: dict[str, tuple[str, Json, bool]] = {
@@ -57,4 +57,4 @@ def test_changes_of_children_are_looked_at_together(change: str, body: Json, *, 
     store.put("Job", version(JOB, 5))
     for _ in range(2):
         on_child(store, queue, "Job", change, body)
-    assert (list(queue._ready), queue._due) == ([], {"team/tune": 0.1} if is_news else {})
+    assert (queue._queued, queue._due) == ({}, {"team/tune": (0.1, False)} if is_news else {})

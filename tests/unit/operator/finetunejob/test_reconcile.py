@@ -135,7 +135,8 @@ class World:
         ]
 
     def next_look(self) -> float | None:
-        return self.queue._due.get(KEY)
+        delay = self.queue._due.get(KEY)
+        return delay.end if delay else None
 
     def events(self) -> list[tuple[str, str]]:
         bodies = (body for (kind, _, _), body in self.kube.objects.items() if kind == "Event")

@@ -32,7 +32,7 @@ def looked_at(store: Store, kind: str | None, body: Json) -> list[str]:
     """The promotions that an event puts on the queue, in this order."""
     queue = WorkQueue(clock=lambda: 0.0)
     on_event(store, queue, kind, body)
-    return list(queue._ready)
+    return [key for key, is_routine in queue._queued.items() if not is_routine]
 
 
 NEWS: dict[str, tuple[Json, bool]] = {

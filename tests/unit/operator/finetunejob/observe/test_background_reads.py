@@ -36,13 +36,17 @@ class World:
     questions: list[str] = field(default_factory=list)
     ended_questions: list[str] = field(default_factory=list)
     woken_jobs: list[str] = field(default_factory=list)
+    routinely_woken_jobs: list[str] = field(default_factory=list)
     error: Exception | None = None
 
     def __post_init__(self) -> None:
         self.may_answer = asyncio.Event()
         limits = ReadLimits.of_threads(self.threads)
-        self.pace = ReadPace(lambda: self.clock, self.woken_jobs.append, limits, self.patience)
+        self.pace = ReadPace(lambda: self.clock, self._wake, limits, self.patience)
         self.reads = BackgroundReads[str](self.pace, self.max_age, self.takes_turns)
+
+    def _wake(self, key: str, *, is_routine: bool) -> None:
+        (self.routinely_woken_jobs if is_routine else self.woken_jobs).append(key)
 
     async def read(
         self, question: str = "run 1", job: FineTuneJob | None = None, server: str = "mlflow"
@@ -103,6 +107,16 @@ async def test_an_old_answer_to_the_same_question_is_used_while_a_new_one_is_rea
     await world.answer()
     # The read of the second question replaced the read of the first question.
     assert (await world.read("run 2"), world.questions) == ("run 2: answer 3", ["run 1", "run 1", "run 2"])
+
+
+async def test_a_later_answer_to_the_same_question_is_routine() -> None:
+    world = slow_world()
+    for question, clock in (("run 1", 0.0), ("run 1", 10.0), ("run 2", 10.0)):
+        world.clock = clock
+        await world.read(question)
+        await world.answer()
+        await world.read(question)
+    assert (world.woken_jobs, world.routinely_woken_jobs) == (["team/tune"] * 2, ["team/tune"])
 
 
 async def test_a_read_that_began_before_a_write_is_repeated() -> None:
@@ -276,7 +290,7 @@ async def test_a_late_answer_that_the_passes_know_brings_no_pass() -> None:
     assert await answer_late("b") == "a"
     for world.clock, text in ((5.0, "a"), (10.0, "a"), (14.5, "b")):
         assert await answer_late(text) == "a"
-    assert world.woken_jobs == ["team/tune"] * 2
+    assert (world.woken_jobs, world.routinely_woken_jobs) == (["team/tune"], ["team/tune"])
 
 
 async def test_an_answer_like_one_that_was_too_old_for_a_pass_brings_a_pass() -> None:

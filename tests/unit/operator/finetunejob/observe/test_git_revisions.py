@@ -61,7 +61,7 @@ class World:
         self.reader = RevisionReader(self.kube, self.pace)
         self._answered = asyncio.Event()
 
-    def _wake(self, key: str) -> None:
+    def _wake(self, key: str, *, is_routine: bool) -> None:
         self.woken.append(key)
         self._answered.set()
 

@@ -52,8 +52,11 @@ class World:
 
     def __post_init__(self) -> None:
         self.observer = FineTuneJobObserver(
-            self.kube, self.store, self.settings, wait_for_answers(lambda: self.clock, self.woken.append)
+            self.kube, self.store, self.settings, wait_for_answers(lambda: self.clock, self._wake)
         )
+
+    def _wake(self, key: str, *, is_routine: bool) -> None:
+        self.woken.append(key)
 
     def know(self, kind: str, body: Json, version: int = 1) -> None:
         meta: Json = {

@@ -69,9 +69,13 @@ class World:
     seconds: float = 0.0
 
     def __post_init__(self) -> None:
-        pace = wait_for_answers(lambda: self.seconds, self.woken.put_nowait)
+        pace = wait_for_answers(lambda: self.seconds, self._wake)
         pace.patience_seconds = self.patience_seconds
         self.creator = RunCreator(RunPoller(StandIn(), SETTINGS, pace), pace)
+
+    def _wake(self, key: str, *, is_routine: bool) -> None:
+        assert not is_routine
+        self.woken.put_nowait(key)
 
 
 def created(number: int) -> ActionResult:
