@@ -32,19 +32,17 @@ from finetune_operator.controller.store import Store
 from finetune_operator.controller.watch_errors import restart_failed_watches
 from finetune_operator.controller.watches import Handlers, build_registry
 from finetune_operator.controller.workqueue import Queues, WorkQueue, work
-from finetune_operator.errors import ExternalError
 from finetune_operator.fence import PROCESS_FENCE, EventLoop, Fence, seconds_since_boot
 from finetune_operator.finetunejob import children
 from finetune_operator.finetunejob import enqueue as finetunejob_events
-from finetune_operator.finetunejob.abandoned_runs import AbandonedRuns
+from finetune_operator.finetunejob.abandoned_runs import AbandonedRuns, close_run_of_deleted
 from finetune_operator.finetunejob.apply import FineTuneJobApplier
-from finetune_operator.finetunejob.model import FineTuneJob, has_open_run
 from finetune_operator.finetunejob.observe.background_reads import ReadPace
 from finetune_operator.finetunejob.observe.namespaces import NamespaceReader
 from finetune_operator.finetunejob.observe.observer import FineTuneJobObserver, read_finetunejob
 from finetune_operator.finetunejob.reconcile import FineTuneJobReconciler
 from finetune_operator.gauges import Gauges
-from finetune_operator.kube import Kube, KubeError, NoClusterError
+from finetune_operator.kube import Kube, NoClusterError
 from finetune_operator.modelpromotion import enqueue as promotion_events
 from finetune_operator.modelpromotion.apply import ModelPromotionApplier
 from finetune_operator.modelpromotion.observe import ModelPromotionObserver
@@ -56,6 +54,7 @@ log = logging.getLogger("finetune_operator")
 
 # NB: kopf's own text format cuts the names of loggers at 20 characters.
 _TEXT_LOG_FORMAT = "[%(asctime)s] %(name)s [%(levelname)s] %(message)s"
+_THREADS_PER_WORKER = 3
 # At the end of the process: how long the passes in progress may still take, before this replica releases its Lease.
 _STOP_SECONDS = 2.0
 
@@ -90,9 +89,9 @@ async def run(settings: Settings) -> None:
     # NB: the Lease has a client of its own, with an open fence. The process's fence would refuse requests for the Lease before this
     # replica leads, and these requests must not wait behind other requests.
     async with Kube() as kube, Kube(Fence(), request_timeout(settings.lease_seconds)) as lease_kube:
-        # NB: a request to MLflow or Databricks blocks its thread. A slow server must not delay other workers, so each worker of each
-        # kind has a thread.
-        threads = 2 * settings.workers
+        # NB: a request to MLflow or Databricks blocks its thread, and a slow server must not delay requests to other servers: reads of
+        # FineTuneJobs, writes of FineTuneJobs and the workers of ModelPromotions have as many threads each.
+        threads = _THREADS_PER_WORKER * settings.workers
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(threads, "client"))
         operator = Operator.of(kube, lease_kube, settings)
         _measure(operator.queues)
@@ -243,8 +242,9 @@ class Operator:
     async def _forget_deleted(self, body: Json) -> None:
         ftj = read_finetunejob(body, self.settings.defaults)
         self.observer.forget(ftj)
+        self.finetunejobs.applier.forget(ftj)
         if self.election.won.is_set():
-            await _close_run_of_deleted(self.observer, ftj)
+            await close_run_of_deleted(self.observer, ftj)
 
     async def _forget_vanished(self) -> None:
         """Forget the jobs of whose deletion only a list tells, and close their runs, one after the other."""
@@ -283,29 +283,6 @@ def _measure(queues: Queues) -> None:
         metrics.queue_depth.labels(kind).set_function(lambda queue=queue: len(queue))  # type: ignore[misc]
         metrics.queue_oldest_seconds.labels(kind).set_function(queue.oldest_age_seconds)
     metrics.is_leader.set_function(lambda: float(PROCESS_FENCE.is_open))
-
-
-async def _close_run_of_deleted(observer: FineTuneJobObserver, ftj: FineTuneJob) -> None:
-    """Close the MLflow run of a deleted job, if it is still open. If this fails, `AbandonedRuns` tries again at the next start."""
-    run_id = ftj.status.run_id
-    if run_id is None or not has_open_run(ftj.status):
-        return
-    run_statuses = {"Succeeded": "FINISHED", "Failed": "FAILED"}
-    run_status = run_statuses.get(ftj.status.phase or "", "KILLED")
-    try:
-        tracked = await observer.poller.tracked(ftj)
-        if tracked:
-            # NB: people delete many jobs at once. Without turns, a slow server would occupy the threads that passes need.
-            async with observer.poller.turn(ftj, tracked):
-                await asyncio.to_thread(tracked.server.finish_run, run_id, run_status)
-            log.info("%s was deleted: closed its MLflow run %s", ftj.key, run_id)
-    except (ExternalError, KubeError) as error:
-        log.warning(
-            "%s was deleted; its MLflow run %s stays open until the operator starts again: %s",
-            ftj.key,
-            run_id,
-            error,
-        )
 
 
 class _RepeatedRequests(logging.Filter):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -178,4 +179,28 @@ def test_a_slow_mlflow_server_delays_no_other_job(linked: Linked) -> None:
     assert {name: find_outcome(world, name) for name in slow_jobs} == {
         name: Outcome.of(name, "Training", attempts=1, restarts=0) for name in slow_jobs
     }
+    assert "Traceback" not in linked.operator.log.read_text(encoding="utf-8")
+
+
+def test_writes_that_mlflow_does_not_answer_delay_no_other_job(linked: Linked) -> None:
+    world, other = linked.world, linked.other
+    closing_jobs = [f"closing-{number}" for number in range(WORKERS + 2)]
+    for name in closing_jobs:
+        world.submit(splits_given(name))
+    other.submit(splits_given("beside", tracking={"uri": other.mlflow.uri}))
+    for owner, name in [*((world, name) for name in closing_jobs), (other, "beside")]:
+        owner.run_pods(f"{name}-train-1", 2)
+        owner.wait_phase(name, "Training")
+    linked.mlflow.held_requests = "^POST .*/runs/update"
+    for name in closing_jobs:
+        world.end_pods(f"{name}-train-1", [64, 64], [error("Boom", "!"), error("PeerLost", "rank 0 is gone")])
+    wait_for("runs are being closed", lambda: linked.mlflow.held, 30, linked.operator)
+    began = time.monotonic()
+    other.end_pods("beside-train-1", [1, 1], [error("Boom", "!"), error("PeerLost", "rank 0 is gone")])
+    other.wait_pods("beside-train-2", 2)
+    # A request that gets no response takes 10 s.
+    assert time.monotonic() - began < 5
+    linked.mlflow.held_requests = ""
+    for name in closing_jobs:
+        world.wait_condition(name, "Tracked", "RunFinished")
     assert "Traceback" not in linked.operator.log.read_text(encoding="utf-8")

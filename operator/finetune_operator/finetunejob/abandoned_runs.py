@@ -1,4 +1,4 @@
-"""Closes the MLflow runs of jobs that were deleted while the operator was down.
+"""Closes the MLflow runs of deleted jobs: when a job is deleted, and of jobs that were deleted while the operator was down.
 
 A watch does not deliver what happened before it began, so the runs are searched for once, after the operator has started. A run is of
 this cluster if its tags contain the name and the uid of a namespace of this cluster.
@@ -16,7 +16,9 @@ from finetune_crds.conditions import ConditionReason
 from finetune_crds.tracking import Tracking
 from finetune_operator.controller.store import Store
 from finetune_operator.errors import ExternalError
+from finetune_operator.finetunejob.model import FineTuneJob, has_open_run
 from finetune_operator.finetunejob.observe.namespaces import NamespaceReader
+from finetune_operator.finetunejob.observe.observer import FineTuneJobObserver
 from finetune_operator.kube import Kube, KubeError
 from finetune_operator.mlflow.model import Run
 from finetune_operator.registry.tracked import open_tracked
@@ -98,3 +100,26 @@ class AbandonedRuns:
         # NB: the store may be behind, and a run that is closed by mistake is lost, so the API server is asked as well.
         body = await self.kube.get("FineTuneJob", namespace, name)
         return body is None or body["metadata"]["uid"] != uid
+
+
+async def close_run_of_deleted(observer: FineTuneJobObserver, ftj: FineTuneJob) -> None:
+    """Close the MLflow run of a deleted job, if it is still open. If this fails, `AbandonedRuns` tries again at the next start."""
+    run_id = ftj.status.run_id
+    if run_id is None or not has_open_run(ftj.status):
+        return
+    run_statuses = {"Succeeded": "FINISHED", "Failed": "FAILED"}
+    run_status = run_statuses.get(ftj.status.phase or "", "KILLED")
+    try:
+        tracked = await observer.poller.tracked(ftj)
+        if tracked:
+            # NB: people delete many jobs at once. Without turns, a slow server would occupy the threads that passes need.
+            async with observer.poller.turn(ftj, tracked):
+                await asyncio.to_thread(tracked.server.finish_run, run_id, run_status)
+            log.info("%s was deleted: closed its MLflow run %s", ftj.key, run_id)
+    except (ExternalError, KubeError) as error:
+        log.warning(
+            "%s was deleted; its MLflow run %s stays open until the operator starts again: %s",
+            ftj.key,
+            run_id,
+            error,
+        )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
@@ -11,6 +12,7 @@ from typing import NamedTuple
 
 from finetune_crds.base import API_VERSION, Json
 from finetune_crds.conditions import ConditionReason
+from finetune_crds.tracking import Tracking
 from finetune_operator import names
 from finetune_operator.controller import status as status_writer
 from finetune_operator.controller.events import EventTarget
@@ -18,11 +20,13 @@ from finetune_operator.controller.leases import LeaseBusy
 from finetune_operator.controller.projection import COMPANIONS
 from finetune_operator.controller.store import CHILDREN, Store
 from finetune_operator.errors import ExternalError, Problem
+from finetune_operator.finetunejob.background_writes import BackgroundWrites
 from finetune_operator.finetunejob.children import is_being_deleted, is_child
 from finetune_operator.finetunejob.model import (
     Action,
     ActionResult,
     CancelRun,
+    DatabricksAction,
     Decision,
     Deletion,
     EnsureRun,
@@ -77,6 +81,7 @@ class FineTuneJobApplier:
         leases: takes the Leases of preparations.
         writer: moves the aliases of registered models.
         namespaces: reads the uids of namespaces, which are tags of runs.
+        writes: writes to MLflow and Databricks outside the passes.
     """
 
     kube: Kube
@@ -87,6 +92,7 @@ class FineTuneJobApplier:
     leases: PreparationLeases
     writer: AliasWriter
     namespaces: NamespaceReader
+    writes: BackgroundWrites
 
     @classmethod
     def of(
@@ -102,10 +108,13 @@ class FineTuneJobApplier:
             observer.leases,
             writer,
             namespaces,
+            BackgroundWrites.of(observer.settings, observer.pace),
         )
 
     async def apply(self, ftj: FineTuneJob, decision: Decision) -> Applied:
-        """Carry out a decision: deletions, the Lease, children, MLflow and Databricks, in this order. Stops at the first failed action.
+        """Carry out a decision: deletions, the Lease, children, MLflow and Databricks, in this order.
+
+        Stops at the first action that fails, or whose server takes long.
 
         Raises:
             KubeError: the API server refused something, or could not be reached.
@@ -134,16 +143,11 @@ class FineTuneJobApplier:
                 body["metadata"]["name"],
                 body["spec"]["parallelism"],
             )
-        results: list[ActionResult] = []
-        for action in decision.actions:
-            try:
-                results.append(await self._act(ftj, action))
-            except ExternalError as error:
-                return Applied((*results, ActionResult(action, problem=error.problem)), error)
-            except LeaseBusy as error:
-                delayed = Problem(ConditionReason.MOVE_DELAYED, f"{error}: retrying")
-                return Applied((*results, ActionResult(action, problem=delayed)), error)
-        return Applied(tuple(results), None)
+        return await self._carry_out_actions(ftj, decision.actions)
+
+    def forget(self, ftj: FineTuneJob) -> None:
+        """Discard the results of writes for a job that was deleted."""
+        self.writes.forget(ftj)
 
     async def write_status(self, ftj: FineTuneJob, decision: Decision, now: datetime) -> bool:
         """Write an Event for each changed condition and then the status, and return True; return False if the status is unchanged.
@@ -265,36 +269,67 @@ class FineTuneJobApplier:
         if kind in CHILDREN:
             self.store.put(kind, body)
 
+    async def _carry_out_actions(self, ftj: FineTuneJob, actions: Iterable[Action]) -> Applied:
+        """Write to MLflow and Databricks, until an action fails or its server takes long: the next actions may depend on it.
+
+        The pass that follows the end of a write requests them again.
+        """
+        results: list[ActionResult] = []
+        for action in actions:
+            try:
+                result = await self._act(ftj, action)
+            except ExternalError as error:
+                return Applied((*results, ActionResult(action, problem=error.problem)), error)
+            except LeaseBusy as error:
+                delayed = Problem(ConditionReason.MOVE_DELAYED, f"{error}: retrying")
+                return Applied((*results, ActionResult(action, problem=delayed)), error)
+            results.append(result)
+            if result.pending_seconds is not None:
+                break
+        return Applied(tuple(results), None)
+
     async def _act(self, ftj: FineTuneJob, action: Action) -> ActionResult:
-        """Write to MLflow or Databricks, and return the result.
+        """Write to MLflow or Databricks, and return the result, which is pending if the server takes long.
 
         Raises:
             ExternalError: the write failed.
             LeaseBusy: another replica writes to the registered model.
         """
+        if isinstance(action, DatabricksAction):
+            server = self.preparations.find_server(ftj)
+            act = partial(self._write_to_databricks, ftj, action)
+        else:
+            server = self.poller.settings.servers(ftj.spec.tracking if ftj.spec else Tracking())
+            act = partial(self._write_to_mlflow, ftj, action)
+        return await self.writes.carry_out(ftj, server, action, act)
+
+    async def _write_to_databricks(self, ftj: FineTuneJob, action: DatabricksAction) -> ActionResult:
+        """Carry out an action in the Databricks workspace of the job's preparation."""
         match action:
             case SubmitRun():
                 run_id: str | None = await self.preparations.submit(ftj, action)
-                return ActionResult(action, databricks_run_id=run_id)
             case CancelRun():
                 run_id = await self.preparations.cancel(ftj, action)
-                return ActionResult(action, databricks_run_id=run_id)
-            case _:
-                try:
-                    return await self._write_to_mlflow(ftj, action)
-                finally:
-                    # Even a failed write may have changed what the poller has read.
-                    self.poller.forget(ftj)
+        return ActionResult(action, databricks_run_id=run_id)
 
     async def _write_to_mlflow(self, ftj: FineTuneJob, action: EnsureRun | MlflowAction) -> ActionResult:
-        """Carry out an action at the job's MLflow server or registry."""
-        if isinstance(action, EnsureRun):
-            tags = {**action.tags, **await self.namespaces.build_tags(ftj.namespace)}
-            return await self.run_creator.create(ftj, replace(action, tags=tags))
-        tracked = await self.poller.tracked(ftj)
-        # Without a server, there is nothing to write.
-        if tracked is None:
+        """Carry out an action at the job's MLflow server or registry, and discard what the poller has read meanwhile.
+
+        NB: also after an error: even a failed write may have changed it.
+        """
+        try:
+            if isinstance(action, EnsureRun):
+                tags = {**action.tags, **await self.namespaces.build_tags(ftj.namespace)}
+                return await self.run_creator.create(ftj, replace(action, tags=tags))
+            tracked = await self.poller.tracked(ftj)
+            # Without a server, there is nothing to write.
+            if tracked is not None:
+                await self._change_mlflow(ftj, tracked, action)
             return ActionResult(action)
+        finally:
+            self.poller.forget(ftj)
+
+    async def _change_mlflow(self, ftj: FineTuneJob, tracked: Tracked, action: MlflowAction) -> None:
         server = tracked.server
         match action:
             case FinishRun():
@@ -307,7 +342,6 @@ class FineTuneJobApplier:
                 )
             case SetAlias():
                 await self._set_alias(tracked, action)
-        return ActionResult(action)
 
     async def _set_alias(self, tracked: Tracked, action: SetAlias) -> None:
         move = MoveAlias(expected=ANYWHERE, to=action.version)

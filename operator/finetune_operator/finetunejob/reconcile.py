@@ -31,6 +31,8 @@ from finetune_operator.settings import Settings
 # A pass that wrote the status is followed by a second pass, which decides from the new status. After this delay, the second pass also
 # handles the events of the children that the first pass created.
 _SETTLE_SECONDS = 0.3
+# While a write is in progress, the earliest next pass that policies may request.
+_PENDING_SECONDS = 1.0
 
 log = logging.getLogger(__name__)
 
@@ -61,15 +63,13 @@ class FineTuneJobReconciler(Reconciler):
             if decision.dry_runs:
                 answer = await self.observer.dry_runner.run(ftj, decision.dry_runs)
                 decision = decide(ftj, replace(observed, dry_run_answer=answer), now, self.settings)
-            delay = await self._carry_out(ftj, decision, now)
+            return await self._carry_out(ftj, decision, now)
         except LeaseBusy as error:
             log.debug("%s: %s", ftj.key, error)
             return BUSY_SECONDS
         except (KubeError, NameTaken) as error:
             await self._report(ftj, decision, error)
             raise
-        delays = [delay, decision.requeue_seconds]
-        return min((seconds for seconds in delays if seconds is not None), default=None)
 
     async def _release(self, ftj: FineTuneJob) -> float | None:
         """One pass over a job that is being deleted: cancel its Databricks run, then remove the finalizer."""
@@ -79,13 +79,15 @@ class FineTuneJobReconciler(Reconciler):
         now = self.now()
         decision = decide_deletion(ftj, observed, now, self.settings)
         try:
-            await self._carry_out(ftj, decision, now)
+            delay = await self._carry_out(ftj, decision, now)
         except ExternalError as error:
             if not backends.may_release(ftj, error.problem):
                 raise
             log.warning("%s is deleted without checking for a Databricks run: %s", ftj.key, error)
             await self.applier.set_finalizer(ftj, is_needed=False)
-        return decision.requeue_seconds
+            return None
+        # Without the finalizer, the job no longer exists.
+        return delay if decision.finalizer is None else None
 
     def find_longest_wait(self, body: Json) -> float:
         """Return the resync interval, or a longer time for a quiet job."""
@@ -107,7 +109,7 @@ class FineTuneJobReconciler(Reconciler):
         await self.applier.write_status(ftj, Decision(status=summarize_status(ftj, status, now)), now)
 
     async def _carry_out(self, ftj: FineTuneJob, decision: Decision, now: datetime) -> float | None:
-        """Apply a decision, and write the status with the results unless it may wait. Returns the seconds until the pass that must follow.
+        """Apply a decision, and write the status with the results unless it may wait. Returns the seconds until the next pass.
 
         They are None if no pass must follow.
 
@@ -121,7 +123,7 @@ class FineTuneJobReconciler(Reconciler):
         decision = record_results(ftj, decision, applied.results, self.settings, now=now)
         delay = deferral.find_delay(ftj.status, decision, applied.results)
         if delay is not None and not applied.failure:
-            return delay
+            return _find_requeue(decision, applied, delay)
         wrote_status = await self.applier.write_status(ftj, decision, now)
         if applied.failure:
             raise applied.failure
@@ -129,7 +131,7 @@ class FineTuneJobReconciler(Reconciler):
             await self.applier.set_finalizer(ftj, is_needed=decision.finalizer)
         if _must_read_back(decision, applied):
             return 0.0
-        return _SETTLE_SECONDS if wrote_status else None
+        return _find_requeue(decision, applied, _SETTLE_SECONDS if wrote_status else None)
 
     async def _report(self, ftj: FineTuneJob, decision: Decision, error: KubeError | NameTaken) -> None:
         """Report in the status why the children cannot be created; any other error of the API server is only raised."""
@@ -155,6 +157,19 @@ class FineTuneJobReconciler(Reconciler):
             await self.applier.write_status(ftj, Decision(status=summarize_status(ftj, status, now)), now)
         except KubeError as status_error:
             log.warning("%s: failed to write the status: %s", ftj.key, status_error)
+
+
+def _find_requeue(decision: Decision, applied: Applied, delay: float | None) -> float | None:
+    """The seconds until the next pass; None if no pass must follow.
+
+    Args:
+        delay: the seconds until the pass that must follow the status or the children; None if none must.
+    """
+    planned = decision.requeue_seconds
+    if planned is not None and any(result.pending_seconds is not None for result in applied.results):
+        # The end of the write queues a pass: until then, a pass would decide the same.
+        planned = max(planned, _PENDING_SECONDS)
+    return min((seconds for seconds in (delay, planned) if seconds is not None), default=None)
 
 
 def _must_read_back(decision: Decision, applied: Applied) -> bool:

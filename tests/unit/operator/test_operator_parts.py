@@ -61,7 +61,7 @@ async def test_the_leader_closes_the_run_of_a_job_that_was_deleted_while_no_watc
     async def close(_observer: object, ftj: FineTuneJob) -> None:
         closed.put_nowait(ftj.key)
 
-    monkeypatch.setattr(main, "_close_run_of_deleted", close)
+    monkeypatch.setattr(main, "close_run_of_deleted", close)
     # A replica that stands by leaves this to the leader.
     await operator._forget_deleted(BODY)
     assert closed.empty()

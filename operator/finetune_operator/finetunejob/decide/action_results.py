@@ -22,6 +22,8 @@ def record_results(
 ) -> Decision:
     """Return the decision with the results of its actions in the status."""
     for result in results:
+        if result.pending_seconds is not None:
+            continue
         if result.problem:
             decision = record_failed_action(ftj, decision, result.action, result.problem, now=now)
         elif isinstance(result.action, DatabricksAction):

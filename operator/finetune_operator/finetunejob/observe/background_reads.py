@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Hashable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from finetune_operator.finetunejob.model import FineTuneJob
-from finetune_operator.finetunejob.observe.read_limits import ReadLimits
+from finetune_operator.finetunejob.observe.request_limits import RequestLimits
 from finetune_operator.settings import Settings
 
 Answer = TypeVar("Answer")
@@ -74,18 +74,18 @@ class ReadPace:
 
     clock: Callable[[], float]
     wake: Wake
-    threads: ReadLimits
+    threads: RequestLimits
     patience_seconds: float = _PATIENCE_SECONDS
     _late_reads: Counter[Hashable] = field(default_factory=Counter)
-    """By server: the number of running reads that no pass waits for any more."""
+    """By server: the number of running reads and writes that no pass waits for any more."""
 
     @classmethod
     def of(cls, settings: Settings, clock: Callable[[], float], wake: Wake) -> ReadPace:
-        """The pace for an installation. NB: the process has two threads per worker, and reads get one of them: the other is for writes."""
-        return cls(clock, wake, ReadLimits.of_threads(settings.workers))
+        """The pace for an installation. NB: the process has three threads per worker, and reads get one of them."""
+        return cls(clock, wake, RequestLimits.of_threads(settings.workers))
 
-    async def has_ended_soon(self, server: Hashable, read: asyncio.Task[None]) -> bool:
-        """Wait for a read, and return whether it ended in time. Does not wait if another read of the server is already late."""
+    async def has_ended_soon(self, server: Hashable, read: asyncio.Task[Any]) -> bool:
+        """Wait for a read or a write, and return whether it ended in time. Does not wait if another one of the server is already late."""
         if not self._late_reads[server]:
             await asyncio.wait({read}, timeout=self.patience_seconds)
         if read.done():

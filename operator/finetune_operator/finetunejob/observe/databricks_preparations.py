@@ -6,6 +6,7 @@ The run is read in the background, once per poll interval, and not while the wor
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -53,10 +54,12 @@ class PreparationReader:
         if run_id is None:
             self.forget(ftj)
             return None
+        return await self._reads.read(ftj, self.find_server(ftj), run_id, partial(self._read, ftj, run_id))
+
+    def find_server(self, ftj: FineTuneJob) -> Hashable:
+        """What identifies the workspace of a job here: the namespace and the name of its Secret, since only the Secret names the workspace."""
         reference = databricks_submission.find_login(ftj, self.settings)
-        # Only the Secret names the workspace, so the Secret identifies the server here.
-        login = (ftj.namespace, reference.name if reference else "")
-        return await self._reads.read(ftj, login, run_id, partial(self._read, ftj, run_id))
+        return ftj.namespace, reference.name if reference else ""
 
     def forget(self, ftj: FineTuneJob) -> None:
         """Discard the last answer, if the run was written to, there is no run to follow, or the job was deleted."""

@@ -17,7 +17,7 @@ from finetune_operator.errors import ExternalError, Problem
 from finetune_operator.finetunejob.model import FineTuneJob, ResolvedRevision
 from finetune_operator.finetunejob.observe.background_reads import BackgroundReads, MaxAge, ReadPace
 from finetune_operator.finetunejob.observe.negative_cache import NegativeCache
-from finetune_operator.finetunejob.observe.read_limits import ReadLimits
+from finetune_operator.finetunejob.observe.request_limits import RequestLimits
 from finetune_operator.finetunejob.references import repository_to_resolve
 from finetune_operator.git.repository import Repository
 from finetune_operator.kube import Kube, KubeError
@@ -57,7 +57,9 @@ class RevisionReader:
     pace: ReadPace
 
     def __post_init__(self) -> None:
-        self._connections = ReadLimits(_MAX_REQUESTS, _MAX_REQUESTS_PER_NAMESPACE, _MAX_REQUESTS_PER_SERVER)
+        self._connections = RequestLimits(
+            _MAX_REQUESTS, _MAX_REQUESTS_PER_NAMESPACE, _MAX_REQUESTS_PER_SERVER
+        )
         self._reads = BackgroundReads[ResolvedRevision](self.pace, _MAX_AGE, takes_turns=False)
         self._problems = NegativeCache[ResolvedRevision](self.pace.clock, _MAX_DELAY_SECONDS)
         self._outages = Outages(self.pace.clock, _OUTAGE_SECONDS)

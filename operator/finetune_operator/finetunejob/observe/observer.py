@@ -96,7 +96,7 @@ class FineTuneJobObserver:
         self._revisions = RevisionReader(self.kube, self.pace)
         self.cache = ChildCache(self.kube, self.store)
         self.poller = RunPoller(self.kube, self.settings, self.pace)
-        self.run_creator = RunCreator(self.poller, self.pace)
+        self.run_creator = RunCreator(self.poller, self.store, clock)
         self._alias_versions = AliasVersionReader(self.poller, self.settings, self.pace)
         self.preparations = PreparationReader(self.kube, self.settings, self.pace)
         self.dry_runner = DryRunner(self.kube, clock)
@@ -160,7 +160,6 @@ class FineTuneJobObserver:
     def forget(self, ftj: FineTuneJob) -> None:
         """Discard everything that was read about a deleted job."""
         self.poller.forget(ftj)
-        self.run_creator.forget(ftj)
         self.preparations.forget(ftj)
         self.dry_runner.forget(ftj)
         self._revisions.forget(ftj)

@@ -11,7 +11,7 @@ import pytest
 
 from finetune_operator.finetunejob.model import FineTuneJob
 from finetune_operator.finetunejob.observe.background_reads import BackgroundReads, MaxAge, ReadPace
-from finetune_operator.finetunejob.observe.read_limits import ReadLimits
+from finetune_operator.finetunejob.observe.request_limits import RequestLimits
 from fixtures.operator_in_memory.decisions import ftj
 
 POLLED = MaxAge(fresh=4.0, usable=15.0)
@@ -41,7 +41,7 @@ class World:
 
     def __post_init__(self) -> None:
         self.may_answer = asyncio.Event()
-        limits = ReadLimits.of_threads(self.threads)
+        limits = RequestLimits.of_threads(self.threads)
         self.pace = ReadPace(lambda: self.clock, self._wake, limits, self.patience)
         self.reads = BackgroundReads[str](self.pace, self.max_age, self.takes_turns)
 

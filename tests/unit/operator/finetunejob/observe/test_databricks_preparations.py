@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from databricks.sdk.service.jobs import TerminationCodeCode
 from finetune_crds.contract import PrepResult, RunReport, TerminationMessage
 from finetune_crds.status import SplitCounts
 from finetune_operator import names
+from finetune_operator.finetunejob.observe import databricks_preparations
 from finetune_operator.kube import KubeError
 from finetune_operator.settings import Settings
 from fixtures.fake_databricks import Workspace
@@ -26,6 +29,7 @@ RESULT = PrepResult(
     rows=SplitCounts(train=9), tokens=SplitCounts(train=90), path="s3://lake/splits", version=4
 )
 DONE = RunReport(exit_code=0, message=TerminationMessage(prep=RESULT))
+TIMEOUT_SECONDS = 20.0
 CANCELED = TerminationCodeCode.USER_CANCELED
 
 
@@ -140,6 +144,42 @@ async def test_a_crash_after_the_submission_gives_no_second_run(world: World) ->
     await world.look()
     (run,) = world.workspace.jobs.held.values()
     assert world.run["runId"] == str(run.run_id)
+
+
+async def test_a_job_that_is_deleted_during_a_slow_submission_waits_and_cancels_the_run(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_submit, submit = threading.Event(), databricks_preparations._submit
+
+    def submit_slowly(*arguments: Any) -> str:
+        may_submit.wait(TIMEOUT_SECONDS)
+        return submit(*arguments)
+
+    monkeypatch.setattr(databricks_preparations, "_submit", submit_slowly)
+    world.reconciler.observer.pace.patience_seconds = 0.01
+    await world.look(2)
+    assert world.run == {"attempt": 1, "failures": 0, "state": "Submitting"}
+    world.change(deletionTimestamp="2026-08-01T12:00:00Z")
+    await world.look()
+    world.queue.drop("team/tune")
+    await world.look()
+    # No pass follows at once: it would decide the same.
+    assert (world.run["state"], world.finalizers, world.queue._due) == (
+        "Submitting",
+        [names.RUN_FINALIZER],
+        {"team/tune": (world.seconds + 1.0, False)},
+    )
+    may_submit.set()
+    assert await asyncio.wait_for(world.queue.take(), TIMEOUT_SECONDS) == "team/tune"
+    world.queue.done("team/tune")
+    world.reconciler.observer.pace.patience_seconds = 60.0
+    await world.look()
+    (run,) = world.workspace.jobs.held.values()
+    assert (run.life.value, world.run["state"], world.run["runId"]) == (
+        "TERMINATING",
+        "Canceling",
+        str(run.run_id),
+    )
 
 
 async def test_a_run_that_the_status_does_not_know_is_canceled_with_its_job(world: World) -> None:

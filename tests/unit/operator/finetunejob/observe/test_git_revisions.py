@@ -19,7 +19,7 @@ from finetune_operator.errors import ExternalError, Problem
 from finetune_operator.finetunejob.model import FineTuneJob, ResolvedRevision
 from finetune_operator.finetunejob.observe.background_reads import ReadPace
 from finetune_operator.finetunejob.observe.git_revisions import RevisionReader
-from finetune_operator.finetunejob.observe.read_limits import ReadLimits
+from finetune_operator.finetunejob.observe.request_limits import RequestLimits
 from finetune_operator.git.repository import Repository, Resolved
 from finetune_operator.kube import KubeError
 from fixtures.fake_kube import StandIn
@@ -56,7 +56,7 @@ class World:
     woken: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        threads = ReadLimits.of_threads(1)
+        threads = RequestLimits.of_threads(1)
         self.pace = ReadPace(lambda: self.clock, self._wake, threads, self.patience)
         self.reader = RevisionReader(self.kube, self.pace)
         self._answered = asyncio.Event()

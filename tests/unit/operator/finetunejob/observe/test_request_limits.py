@@ -7,38 +7,38 @@ from collections import Counter
 
 import pytest
 
-from finetune_operator.finetunejob.observe.read_limits import ReadLimits
+from finetune_operator.finetunejob.observe.request_limits import RequestLimits
 
 # The limits, who wants to read in this order (namespace and server), and how many of each do.
-CASES: dict[str, tuple[ReadLimits, list[tuple[str, str]], dict[tuple[str, str], int]]] = {
-    "a server": (ReadLimits(9, 9, 2), [("a", "git")] * 4, {("a", "git"): 2}),
+CASES: dict[str, tuple[RequestLimits, list[tuple[str, str]], dict[tuple[str, str], int]]] = {
+    "a server": (RequestLimits(9, 9, 2), [("a", "git")] * 4, {("a", "git"): 2}),
     "a server of two namespaces": (
-        ReadLimits(9, 9, 2),
+        RequestLimits(9, 9, 2),
         [("a", "git")] * 4 + [("b", "git")] * 4,
         {("a", "git"): 2, ("b", "git"): 2},
     ),
     "another server beside one that does not answer": (
-        ReadLimits(9, 3, 2),
+        RequestLimits(9, 3, 2),
         [("a", "git")] * 9 + [("a", "hub")] * 9,
         {("a", "git"): 2, ("a", "hub"): 1},
     ),
     "all namespaces": (
-        ReadLimits(3, 2, 2),
+        RequestLimits(3, 2, 2),
         [("a", "git")] * 2 + [("b", "git")] * 2,
         {("a", "git"): 2, ("b", "git"): 1},
     ),
     "threads": (
-        ReadLimits.of_threads(4),
+        RequestLimits.of_threads(4),
         [("a", "mlflow")] * 9 + [("b", "mlflow")] * 9,
         {("a", "mlflow"): 2, ("b", "mlflow"): 2},
     ),
-    "one thread": (ReadLimits.of_threads(1), [("a", "mlflow")] * 2, {("a", "mlflow"): 1}),
+    "one thread": (RequestLimits.of_threads(1), [("a", "mlflow")] * 2, {("a", "mlflow"): 1}),
 }
 
 
 @pytest.mark.parametrize(("limits", "readers", "expected"), CASES.values(), ids=CASES)
 async def test_few_reads_run_at_a_time_and_the_others_after_them(
-    limits: ReadLimits, readers: list[tuple[str, str]], expected: dict[tuple[str, str], int]
+    limits: RequestLimits, readers: list[tuple[str, str]], expected: dict[tuple[str, str], int]
 ) -> None:
     running, ended = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
     may_end = asyncio.Event()
