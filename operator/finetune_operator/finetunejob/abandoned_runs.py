@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from finetune_crds import contract
 from finetune_crds.conditions import ConditionReason
 from finetune_crds.tracking import Tracking
+from finetune_operator import names
 from finetune_operator.controller.store import Store
 from finetune_operator.errors import ExternalError
 from finetune_operator.finetunejob.model import FineTuneJob, has_open_run
@@ -21,7 +22,7 @@ from finetune_operator.finetunejob.observe.namespaces import NamespaceReader
 from finetune_operator.finetunejob.observe.observer import FineTuneJobObserver
 from finetune_operator.kube import Kube, KubeError
 from finetune_operator.mlflow.model import Run
-from finetune_operator.registry.tracked import open_tracked
+from finetune_operator.registry.tracked import Tracked, open_tracked
 from finetune_operator.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -103,9 +104,14 @@ class AbandonedRuns:
 
 
 async def close_run_of_deleted(observer: FineTuneJobObserver, ftj: FineTuneJob) -> None:
-    """Close the MLflow run of a deleted job, if it is still open. If this fails, `AbandonedRuns` tries again at the next start."""
+    """Close the MLflow run of a job that was deleted, if it is still open. If this fails, `AbandonedRuns` tries again at the next start.
+
+    NB: a job may be deleted after its run was created and before a status named the run. The run is then found by the job's uid. A run that
+    is still being created is closed by `RunCreator`.
+    """
+    was_requested = observer.run_creator.forget(ftj)
     run_id = ftj.status.run_id
-    if run_id is None or not has_open_run(ftj.status):
+    if not has_open_run(ftj.status) and (run_id is not None or not was_requested):
         return
     run_statuses = {"Succeeded": "FINISHED", "Failed": "FAILED"}
     run_status = run_statuses.get(ftj.status.phase or "", "KILLED")
@@ -114,12 +120,19 @@ async def close_run_of_deleted(observer: FineTuneJobObserver, ftj: FineTuneJob) 
         if tracked:
             # NB: people delete many jobs at once. Without turns, a slow server would occupy the threads that passes need.
             async with observer.poller.turn(ftj, tracked):
+                run_id = run_id or await asyncio.to_thread(_find_open_run, tracked, ftj)
+                if run_id is None:
+                    return
                 await asyncio.to_thread(tracked.server.finish_run, run_id, run_status)
             log.info("%s was deleted: closed its MLflow run %s", ftj.key, run_id)
     except (ExternalError, KubeError) as error:
-        log.warning(
-            "%s was deleted; its MLflow run %s stays open until the operator starts again: %s",
-            ftj.key,
-            run_id,
-            error,
-        )
+        run = f"its MLflow run {run_id}" if run_id else "an MLflow run that its status does not name"
+        log.warning("%s was deleted; %s stays open until the operator starts again: %s", ftj.key, run, error)
+
+
+def _find_open_run(tracked: Tracked, ftj: FineTuneJob) -> str | None:
+    """The id of a job's run, found by the job's uid; None if there is none, or it was closed. The call blocks."""
+    tracking = ftj.spec.tracking if ftj.spec else Tracking()
+    experiment = names.experiment(ftj.namespace, tracking, on_databricks=tracked.workspace is not None)
+    run = tracked.server.find_run(ftj.uid, experiment)
+    return run.run_id if run and run.status == "RUNNING" else None

@@ -1,4 +1,4 @@
-"""The MLflow runs of jobs that were deleted while the operator was down."""
+"""The MLflow runs of deleted jobs, also of those that were deleted while the operator was down."""
 
 from __future__ import annotations
 
@@ -8,12 +8,18 @@ from typing import Any
 import pytest
 
 from finetune_crds import contract
+from finetune_crds.conditions import ConditionReason, ConditionType
+from finetune_crds.status import FineTuneJobStatus, MlflowStatus
 from finetune_operator.controller.store import Store
-from finetune_operator.finetunejob.abandoned_runs import AbandonedRuns
+from finetune_operator.finetunejob.abandoned_runs import AbandonedRuns, close_run_of_deleted
 from finetune_operator.finetunejob.observe.namespaces import NamespaceReader
 from finetune_operator.kube import KubeError
+from finetune_operator.mlflow.model import Run
+from finetune_operator.mlflow.runs import Server
 from finetune_operator.settings import Settings
 from fixtures.fake_kube import StandIn
+from fixtures.operator_in_memory.decisions import SETTINGS, UID, condition, ftj, status
+from fixtures.operator_in_memory.parts import parts
 from support.http_server import Answer, Request, serving
 
 Json = dict[str, Any]
@@ -152,10 +158,48 @@ async def test_a_server_that_refuses_the_operator_is_searched_once() -> None:
     assert asked == ["/api/2.0/mlflow/experiments/search"]
 
 
-@pytest.mark.parametrize(("status", "reads"), [(403, 1), (0, 2), (429, 2)])
-async def test_a_namespace_is_read_again_unless_it_is_forbidden(status: int, reads: int) -> None:
+OPEN = MlflowStatus(run_id="r1", experiment_id="7")
+FINISHED = condition(ConditionType.TRACKED, "True", ConditionReason.RUN_FINISHED)
+SEARCH = ("find", UID, "team")
+# The last status; whether its run was requested; the state of the run that MLflow finds by the job's uid (None: there is no run); the
+# requests to MLflow.
+DELETIONS: dict[str, tuple[FineTuneJobStatus, bool, str | None, list[tuple[object, ...]]]] = {
+    "while it trains": (status(mlflow=OPEN, phase="Training"), True, "RUNNING", [("close", "r1", "KILLED")]),
+    "after it failed": (status(mlflow=OPEN, phase="Failed"), True, "RUNNING", [("close", "r1", "FAILED")]),
+    "after its run was closed": (status(FINISHED, mlflow=OPEN), True, "FINISHED", []),
+    "before its run was requested": (status(), False, None, []),
+    "before its run was created": (status(), True, None, [SEARCH]),
+    "before its status named the run": (status(), True, "RUNNING", [SEARCH, ("close", "r2", "KILLED")]),
+    "before its status named the run, which somebody closed": (status(), True, "FAILED", [SEARCH]),
+}
+
+
+@pytest.mark.parametrize(("last", "was_requested", "state", "requests"), DELETIONS.values(), ids=DELETIONS)
+async def test_the_run_of_a_job_that_is_deleted(
+    monkeypatch: pytest.MonkeyPatch,
+    last: FineTuneJobStatus,
+    was_requested: bool,
+    state: str | None,
+    requests: list[tuple[object, ...]],
+) -> None:
+    sent: list[tuple[object, ...]] = []
+
+    def find_run(_server: Server, *arguments: object) -> Run | None:
+        sent.append(("find", *arguments))
+        return Run("r2", "7", state) if state else None
+
+    monkeypatch.setattr(Server, "find_run", find_run)
+    monkeypatch.setattr(Server, "finish_run", lambda _server, *arguments: sent.append(("close", *arguments)))
+    observer = parts(StandIn(), SETTINGS, lambda: 0.0).reconciler.observer
+    monkeypatch.setattr(observer.run_creator, "forget", lambda _: was_requested)
+    await close_run_of_deleted(observer, ftj(last))
+    assert sent == requests
+
+
+@pytest.mark.parametrize(("code", "reads"), [(403, 1), (0, 2), (429, 2)])
+async def test_a_namespace_is_read_again_unless_it_is_forbidden(code: int, reads: int) -> None:
     kube = StandIn(NAMESPACE)
-    kube.refuse["get", "Namespace"] = KubeError(status, "no")
+    kube.refuse["get", "Namespace"] = KubeError(code, "no")
     namespaces = NamespaceReader(kube, lambda: 0.0)
     assert [await namespaces.build_tags("team") for _ in range(2)] == [{}, {}]
     assert kube.done("get") == ["Namespace/team"] * reads
