@@ -16,6 +16,7 @@ from finetune_crds.contract import PrepResult
 from finetune_trainer.examples.token_columns import ENCODING
 from finetune_trainer.pod.exit_status import DataError
 from finetune_trainer.prep import identity
+from finetune_trainer.prep.source import delta_table
 from finetune_trainer.prep.spark import session
 from finetune_trainer.prep.spark.session import spark_path
 from finetune_trainer.prep.steps.steps import ID, SPLIT
@@ -23,7 +24,7 @@ from finetune_trainer.prep.steps.steps import ID, SPLIT
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame, Row, SparkSession
 
     from finetune_crds.recipe import Recipe
 
@@ -68,18 +69,11 @@ def list_versions(spark: SparkSession, recipe: Recipe, path: str) -> list[Versio
         DataError: `path` contains data that a new version would hide: files or a table that no preparation wrote, or the table of
             a job with another preparation.
     """
-    from delta.tables import DeltaTable
-
-    location = spark_path(path)
-    if not DeltaTable.isDeltaTable(spark, location):
-        if _has_files(spark, location):
-            raise DataError(
-                "OutputTaken",
-                f"data.prepare.output {path} contains files but is not a Delta table: use another folder, or empty it",
-            )
+    table = f"the Delta table of data.prepare.output {path}"
+    with delta_table.explain_log_errors(table, reason="OutputTaken", remedy="use another folder"):
+        commits = _list_commits(spark, path)
+    if commits is None:
         return []
-    history = DeltaTable.forPath(spark, location).history(_MAX_COMMITS)
-    commits = history.where("userMetadata IS NOT NULL").select("version", "userMetadata").collect()
     # NB: sorted here, since a sort by Spark takes two more jobs.
     entries = sorted(commits, key=lambda entry: entry["version"])
     parsed_versions = (_parse_version(entry["version"], entry["userMetadata"]) for entry in entries)
@@ -91,6 +85,23 @@ def list_versions(spark: SparkSession, recipe: Recipe, path: str) -> list[Versio
         )
     _refuse_other_preparations(prepared_versions, recipe, path)
     return prepared_versions
+
+
+def _list_commits(spark: SparkSession, path: str) -> list[Row] | None:
+    """Return the versions of the table with the metadata that their writers added; None if there is no table."""
+    from delta.tables import DeltaTable
+
+    location = spark_path(path)
+    if not DeltaTable.isDeltaTable(spark, location):
+        if _has_files(spark, location):
+            raise DataError(
+                "OutputTaken",
+                f"data.prepare.output {path} contains files but is not a Delta table: use another folder, or empty it",
+            )
+        return None
+    history = DeltaTable.forPath(spark, location).history(_MAX_COMMITS)
+    commits: list[Row] = history.where("userMetadata IS NOT NULL").select("version", "userMetadata").collect()
+    return commits
 
 
 def _parse_version(number: int, metadata: str) -> Version | None:

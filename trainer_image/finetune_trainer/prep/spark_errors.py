@@ -182,8 +182,8 @@ def _find_file_error(request: Request, causes: list[_Cause]) -> PodFailure | Non
         return None
     if failure.startswith(f"[{_FILE_DELETED}]") and (table := _find_table(request, failure)):
         return delta_table.build_gone_error(table)
-    *_, last_cause = causes
-    reason = last_cause.detail
+    # NB: the last cause may have no message.
+    *_, reason = [detail for _, detail in causes if detail]
     file = re.search(r"while reading file (\S+?)\.?\s", f"{failure} ")
     name = as_named(unquote(file.group(1))) if file else request.source_name
     codec = next((codec for codec in CODECS_NOT_READ if f"{codec}Codec" in reason), None)

@@ -11,12 +11,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 
 from finetune_crds.data import Columns, Splits
 from finetune_trainer.examples.documents import Documents
 from finetune_trainer.pod.exit_status import DataError
-from finetune_trainer.train.data import dataset, encode, read, split_columns, split_files
+from finetune_trainer.train.data import dataset, encode, parquet_files, read, split_columns, split_files
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -459,6 +461,22 @@ def test_broken_files_are_named(tmp_path: Path) -> None:
     lost.unlink()
     bad_log, log = table("bad-log", "_delta_log/*.json")
     log.write_text("{")
+    gap, _ = table("gap", "*.parquet")
+    for _ in range(2):
+        write_deltalake(tmp_path / "gap", pa.table({"split": ["train"]}), mode="append", schema_mode="merge")
+    (tmp_path / "gap/_delta_log/00000000000000000001.json").unlink()
+    no_protocol, log = table("no-protocol", "_delta_log/*.json")
+    log.write_text("\n".join(line for line in log.read_text().splitlines() if "protocol" not in line))
+    feature, log = table("feature", "_delta_log/*.json")
+    features = ["teleportation"]
+    protocol = {
+        "minReaderVersion": 3,
+        "minWriterVersion": 7,
+        "readerFeatures": features,
+        "writerFeatures": features,
+    }
+    lines = [line for line in log.read_text().splitlines() if "protocol" not in line]
+    log.write_text("\n".join([*lines, json.dumps({"protocol": protocol})]))
     (tmp_path / "broken.gz").write_bytes(gzip.compress(good.encode() * 50)[:-20])
     (tmp_path / "nothing").mkdir()
     (tmp_path / "nothing" / "_SUCCESS").touch()
@@ -476,6 +494,10 @@ def test_broken_files_are_named(tmp_path: Path) -> None:
         "damaged": damaged,
         "incomplete": incomplete,
         "bad log": bad_log,
+        "gap": gap,
+        "gap before a version": gap.model_copy(update={"version": 2}),
+        "no protocol": no_protocol,
+        "feature": feature,
     }.items():
         with pytest.raises(DataError) as refused:
             list(read.read(splits, "train", ["prompt", "response"]))
@@ -497,7 +519,34 @@ def test_broken_files_are_named(tmp_path: Path) -> None:
         "damaged": "CorruptData: PART of the Delta table /damaged cannot be read (...): restore the table",
         "incomplete": "CorruptData: PART of the Delta table /incomplete is missing from the storage: restore the table",
         "bad log": "CorruptData: the log of the Delta table /bad-log cannot be read (...): restore the table",
+        "gap": "CorruptData: the log of the Delta table /gap cannot be read (...): restore the table",
+        "gap before a version": "CorruptData: the log of the Delta table /gap cannot be read (...): restore the table",
+        "no protocol": "CorruptData: the log of the Delta table /no-protocol cannot be read (...): restore the table",
+        "feature": "UnsupportedTable: the Delta table /feature uses features that the trainer cannot read (...): rewrite it without them",
     }
+
+
+# Values of a column in the years 10000 and 0, also in lists and structures.
+TIMES: dict[str, pa.Array] = {
+    "a time": pa.array([253402300800 * 10**6], pa.timestamp("us")),
+    "a time in UTC": pa.array([253402300800], pa.timestamp("s", "UTC")),
+    "a time that is in another year in UTC": pa.array([253402300800], pa.timestamp("s", "America/New_York")),
+    "a date": pa.array([2932897], pa.date32()),
+    "a date before the year 1": pa.array([-719163], pa.date32()),
+    "a list": pa.array([[2932897]], pa.list_(pa.date32())),
+    "a structure": pa.array([{"at": 253402300800 * 10**6}], pa.struct([("at", pa.timestamp("us"))])),
+}
+
+
+@pytest.mark.parametrize("case", TIMES)
+def test_a_time_that_python_does_not_have(case: str) -> None:
+    batch = pa.RecordBatch.from_arrays([TIMES[case]], names=["response"])
+    with pytest.raises(DataError) as refused:
+        list(parquet_files.convert_batch(batch, "a.parquet", "write it again", (), None))
+    assert (refused.value.reason, refused.value.message) == (
+        "InvalidTime",
+        "column response of a.parquet has a date or a time outside of the years 1 to 9999 in UTC: correct or remove such rows",
+    )
 
 
 def test_a_storage_that_fails_is_not_called_corrupt(tmp_path: Path, monkeypatch: Any) -> None:

@@ -166,8 +166,11 @@ def test_an_output_that_is_something_else_is_left_alone(ask: Asker, corpus: Path
     write_deltalake(theirs, pa.table({"a": [1]}), commit_properties=properties)
     (tmp_path / "files").mkdir()
     (tmp_path / "files/_SUCCESS").write_text("")
+    for version in range(3):
+        write_deltalake(tmp_path / "gap", pa.table({"a": [version]}), mode="append")
+    (tmp_path / "gap/_delta_log/00000000000000000001.json").unlink()
     messages = {}
-    for name in ("theirs", "files"):
+    for name in ("theirs", "files", "gap"):
         with pytest.raises(exit_status.DataError) as failed:
             ask(output=str(tmp_path / name))
         assert failed.value.reason == "OutputTaken"
@@ -178,6 +181,10 @@ def test_an_output_that_is_something_else_is_left_alone(ask: Asker, corpus: Path
             "folder"
         ),
         "files": "data.prepare.output /files contains files but is not a Delta table: use another folder, or empty it",
+        "gap": (
+            "the Delta table of data.prepare.output /gap cannot be read, because its log is incomplete (Versions (0, 2) are not "
+            "contiguous): use another folder"
+        ),
     }
     assert (DeltaTable(theirs).version(), [*(tmp_path / "files").iterdir()]) == (
         0,

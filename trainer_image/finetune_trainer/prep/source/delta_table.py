@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+import re
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
+
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+from pyspark.errors import AnalysisException, PySparkException
 
 from finetune_trainer.pod.exit_status import DataError
 from finetune_trainer.prep.spark import metastore
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from delta.tables import DeltaTable
     from pyspark.sql import DataFrame, SparkSession
 
     from finetune_crds.source import SourceLocation
     from finetune_trainer.prep.source.location import Place
+
+# Delta's message about features that it does not have. Group 1: the features.
+_FEATURES = re.compile(r"\[DELTA_UNSUPPORTED_FEATURES_FOR_READ\].* unsupported by Delta Lake \S+: ([\w, -]+)")
+# Delta's messages about a log in which files are missing. Group 1: the message, without the error class.
+_INCOMPLETE_LOG = re.compile(
+    r"(?:\[DELTA_(?:VERSIONS_NOT_CONTIGUOUS|TRUNCATED_TRANSACTION_LOG|STATE_RECOVER_ERROR)\] |(?=Could not find any delta files))(.+)"
+)
+_MAX_MESSAGE_CHARS = 200
 
 
 def read(
@@ -28,10 +43,46 @@ def read(
         field: the recipe's field that holds the source, for messages.
 
     Raises:
-        DataError: the table or its version is missing.
+        DataError: the table or its version is missing, its log is incomplete, or it requires unsupported features.
     """
-    from pyspark.errors import AnalysisException
+    with explain_log_errors(f"the Delta table {source.address}"):
+        return _read_version(spark, source, place, field)
 
+
+@contextmanager
+def explain_log_errors(table: str, *, reason: str = "", remedy: str = "") -> Iterator[None]:
+    """Turn Delta's errors about the log of a table, and about features that the table requires, into errors of the pod.
+
+    Args:
+        table: the table, for messages.
+        reason: the reason of the error. Default: UnsupportedTable or UnreadableSource.
+        remedy: what to do. Default: what to do about a source.
+
+    Raises:
+        DataError: the log of the table is incomplete, or the table requires unsupported features.
+    """
+    try:
+        yield
+    except (Py4JJavaError, PySparkException) as error:
+        text = str(error)
+        if features := _FEATURES.search(text):
+            raise DataError(
+                reason or "UnsupportedTable",
+                f"{table} requires features that the preparation does not read ({features[1]}): "
+                f"{remedy or 'drop these features with ALTER TABLE ... DROP FEATURE, or write the table again without them'}",
+            ) from error
+        if problem := _INCOMPLETE_LOG.search(text):
+            raise DataError(
+                reason or "UnreadableSource",
+                f"{table} cannot be read, because its log is incomplete ({problem[1].rstrip('. ')[:_MAX_MESSAGE_CHARS]}): "
+                f"{remedy or 'restore the missing files of _delta_log, or write the table again'}",
+            ) from error
+        raise
+
+
+def _read_version(
+    spark: SparkSession, source: SourceLocation, place: Place | None, field: str
+) -> tuple[DataFrame, int, str]:
     table = _open_table(spark, source, place, field)
     version = _choose_version(table, source, field)
     reader = spark.read.format("delta").option("versionAsOf", version)
@@ -61,7 +112,6 @@ def build_gone_error(source: SourceLocation) -> DataError:
 
 def _open_table(spark: SparkSession, source: SourceLocation, place: Place | None, field: str) -> DeltaTable:
     from delta.tables import DeltaTable
-    from pyspark.errors import AnalysisException
 
     if place is None:
         metastore.require(spark, source.table or "", f"{field}.table")

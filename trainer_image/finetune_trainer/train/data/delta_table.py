@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from finetune_crds.data import Splits
 
 _MAX_MESSAGE_CHARS = 300
+# Parts of Delta's messages about a log in which a file is corrupt or missing.
+_BROKEN_LOG = ("Json error", "Parquet error", "Expected contiguous commit files", "found in delta log")
 # What to do about a corrupt file of a table, for messages.
 _REMEDY = "restore the table"
 
@@ -23,7 +25,7 @@ def open_table(splits: Splits) -> Any:
     """Open the version of the table that the recipe names, or the newest.
 
     Raises:
-        DataError: the table or its version does not exist, or its log is corrupt.
+        DataError: the table or its version does not exist, its log is corrupt, or it uses features that the trainer cannot read.
         TrainingError: the object store failed.
     """
     from deltalake import DeltaTable
@@ -38,16 +40,19 @@ def open_table(splits: Splits) -> Any:
             "MissingTable", f"data.splits.path {splits.path} is not a Delta table: correct the path"
         ) from error
     except Exception as error:
-        # NB: only a DeltaError: an OSError may quote XML of the object store, in which the word version occurs too.
-        if splits.version is not None and isinstance(error, DeltaError) and "version" in str(error).lower():
+        # NB: only a DeltaError: an OSError may quote XML of the object store, in which the words occur too.
+        text = str(error) if isinstance(error, DeltaError) else ""
+        if "Unsupported" in text:
+            raise _build_feature_error(splits, error) from error
+        if any(mark in text for mark in _BROKEN_LOG):
+            raise DataError(
+                "CorruptData",
+                f"the log of the Delta table {splits.path} cannot be read ({_shorten(error)}): restore the table",
+            ) from error
+        if splits.version is not None and "version" in text.lower():
             raise DataError(
                 "MissingVersion",
                 f"the Delta table {splits.path} has no version {splits.version}: set an existing version",
-            ) from error
-        if isinstance(error, DeltaError) and "Json error" in str(error):
-            raise DataError(
-                "CorruptData",
-                f"the log of the Delta table {splits.path} cannot be read ({first_line(error)}): restore the table",
             ) from error
         if filesystems.is_object_store(path):
             raise TrainingError(
@@ -61,18 +66,27 @@ def open_dataset(splits: Splits) -> Any:
     """Open the table as an Arrow dataset.
 
     Raises:
-        DataError: as in `open_table`, or the table uses features that the trainer cannot read.
+        DataError: as in `open_table`.
     """
     from deltalake.exceptions import DeltaProtocolError
 
     try:
         return open_table(splits).to_pyarrow_dataset()
     except DeltaProtocolError as error:
-        raise DataError(
-            "UnsupportedTable",
-            f"the Delta table {splits.path} uses features that the trainer cannot read ({first_line(error)}): rewrite it "
-            "without them",
-        ) from error
+        raise _build_feature_error(splits, error) from error
+
+
+def _build_feature_error(splits: Splits, error: Exception) -> DataError:
+    return DataError(
+        "UnsupportedTable",
+        f"the Delta table {splits.path} uses features that the trainer cannot read ({_shorten(error)}): rewrite it "
+        "without them",
+    )
+
+
+def _shorten(error: Exception) -> str:
+    """Return the first line of Delta's message, without the internal representation of a file."""
+    return first_line(error).partition(": ParsedLogPath")[0][:_MAX_MESSAGE_CHARS]
 
 
 def read_rows(

@@ -142,12 +142,12 @@ def convert_batch(
         label: the column whose values stay as they are.
 
     Raises:
-        DataError: a value is null in a column that is not in `may_be_null`, or the file is corrupt.
+        DataError: a value is null in a column that is not in `may_be_null`, a date or a time is out of range, or the file is corrupt.
     """
     if batch.num_rows:
         with name_corruption(where, remedy):
             columns = {
-                name: _convert_array(batch.column(name), is_label=name == label)
+                name: _convert_column(batch, name, where, is_label=name == label)
                 for name in batch.schema.names
             }
         for column, values in columns.items():
@@ -155,6 +155,17 @@ def convert_batch(
             if None in values and column not in may_be_null:
                 raise null_value_error(column, where)
         yield columns
+
+
+def _convert_column(batch: pa.RecordBatch, name: str, where: str, *, is_label: bool) -> list[Any]:
+    try:
+        return _convert_array(batch.column(name), is_label=is_label)
+    except OverflowError as error:
+        # NB: Python's dates and times have the years 1 to 9999, and a time may leave them when it is converted to UTC.
+        raise DataError(
+            "InvalidTime",
+            f"column {name} of {where} has a date or a time outside of the years 1 to 9999 in UTC: correct or remove such rows",
+        ) from error
 
 
 def _convert_array(array: pa.Array, *, is_label: bool) -> list[Any]:

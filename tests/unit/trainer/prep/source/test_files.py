@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -276,6 +278,81 @@ def test_a_version_whose_files_or_log_are_gone(spark: SparkSession, table: str, 
     (tmp_path / "table/_delta_log/00000000000000000000.json").unlink()
     assert failed(spark, tmp_path, type="Delta", path=table, version=0) == expected
     assert rows(spark, tmp_path, type="Delta", path=table) == [{"version": 2}]
+
+
+def get_log(table: str, version: int) -> Path:
+    return Path(table) / f"_delta_log/{version:020}.json"
+
+
+def add_feature(table: str) -> None:
+    """Let the newest version require a feature that no reader has."""
+    features = ["teleportation"]
+    protocol = {
+        "minReaderVersion": 3,
+        "minWriterVersion": 7,
+        "readerFeatures": features,
+        "writerFeatures": features,
+    }
+    with get_log(table, 2).open("a") as log:
+        log.write(f"\n{json.dumps({'protocol': protocol})}\n")
+
+
+def remove_protocol(table: str) -> None:
+    actions = get_log(table, 0).read_text().splitlines()
+    get_log(table, 0).write_text("\n".join(action for action in actions if "protocol" not in action))
+
+
+def damage_checkpoint(table: str) -> None:
+    """Leave nothing of the log but a checkpoint that ends early."""
+    DeltaTable(table).create_checkpoint()
+    for version in range(3):
+        get_log(table, version).unlink()
+    (checkpoint,) = Path(table).glob("_delta_log/*.checkpoint.parquet")
+    checkpoint.write_bytes(checkpoint.read_bytes()[:50])
+
+
+INCOMPLETE = (
+    r"the Delta table table cannot be read, because its log is incomplete \({}\): restore the missing files of _delta_log, or write the "
+    "table again"
+)
+# What is done to a table of three versions, the reason, and a pattern of the sentence.
+BROKEN_TABLES: dict[str, tuple[Callable[[str], None], str, str]] = {
+    "a feature that no reader has": (
+        add_feature,
+        "UnsupportedTable",
+        r"the Delta table table requires features that the preparation does not read \(teleportation\): drop these features with ALTER TABLE "
+        r"\.\.\. DROP FEATURE, or write the table again without them",
+    ),
+    "a commit is missing": (
+        lambda table: get_log(table, 1).unlink(),
+        "UnreadableSource",
+        INCOMPLETE.format(r"Versions \(0, 2\) are not contiguous"),
+    ),
+    "the first commit is missing": (
+        lambda table: get_log(table, 0).unlink(),
+        "UnreadableSource",
+        INCOMPLETE.format(".*Unable to reconstruct state at version 2.*"),
+    ),
+    "the protocol is missing": (
+        remove_protocol,
+        "UnreadableSource",
+        INCOMPLETE.format("The protocol of your Delta table could not be recovered.*"),
+    ),
+    "a checkpoint is damaged, and the commits before it are gone": (
+        damage_checkpoint,
+        "UnreadableSource",
+        INCOMPLETE.format("Could not find any delta files for version 2"),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN_TABLES)
+def test_a_table_whose_log_cannot_be_read(spark: SparkSession, table: str, tmp_path: Path, case: str) -> None:
+    change, reason, sentence = BROKEN_TABLES[case]
+    change(table)
+    reported_reason, message = failed(spark, tmp_path, type="Delta", path=table)
+    assert reported_reason == reason
+    assert re.fullmatch(sentence, message), message
 
 
 def test_files_of_a_store_leave_hadoop_its_reader_of_local_files() -> None:
