@@ -21,8 +21,12 @@ from finetune_operator.finetunejob.children import has_ended, is_alive
 from finetune_operator.finetunejob.model import FineTuneJob, has_open_run
 from finetune_operator.finetunejob.preparation import backends
 
-LONGEST_WAIT_INTERVALS = 20
-"""The resync intervals that a quiet job waits for its next pass, which comes in case a watch and a list missed a change: ten minutes."""
+LONGEST_WAIT_SECONDS = 600.0
+"""How long a quiet job waits for its next pass, which comes in case a watch and a list missed a change.
+
+NB: not a number of resync intervals. A short interval is for what no watch reports, such as a moved alias, and would cause passes over all
+finished jobs; a long interval would become days.
+"""
 
 
 def is_quiet(ftj: FineTuneJob, jobs: Iterable[Json], pods: Iterable[Json]) -> bool:

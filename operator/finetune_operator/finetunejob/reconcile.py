@@ -90,14 +90,14 @@ class FineTuneJobReconciler(Reconciler):
         return delay if decision.finalizer is None else None
 
     def find_longest_wait(self, body: Json) -> float:
-        """Return the resync interval, or a longer time for a quiet job."""
+        """Return the resync interval; for a quiet job at least `quiet.LONGEST_WAIT_SECONDS`."""
         meta, seconds = body["metadata"], self.settings.resync_seconds
         # NB: parsing the spec takes a millisecond, and the phase suffices for most jobs.
         if (body.get("status") or {}).get("phase") not in FINISHED_PHASES:
             return seconds
         ftj, owner = read_finetunejob(body, self.settings.defaults), Owner(meta["namespace"], meta["uid"])
         is_quiet = quiet.is_quiet(ftj, self.store.jobs_of(owner), self.store.pods_of(owner))
-        return seconds * quiet.LONGEST_WAIT_INTERVALS if is_quiet else seconds
+        return max(seconds, quiet.LONGEST_WAIT_SECONDS) if is_quiet else seconds
 
     async def report_internal_error(self, body: Json, message: str) -> None:
         """Report in the status that the job cannot be reconciled; the status of a finished job stays."""

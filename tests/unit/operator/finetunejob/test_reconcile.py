@@ -527,8 +527,20 @@ async def test_delays_grow_while_it_fails_and_the_key_goes_with_the_job() -> Non
     assert (world.next_look(), world.kube.asked) == (None, [])
 
 
-async def test_a_finished_job_is_left_alone_until_one_of_its_objects_changes() -> None:
-    world = World(StandIn(submitted(runPolicy={"activeDeadlineSeconds": 1})))
+# The resync interval; the longest wait of a finished job whose pods still run, and of one whose cleanup is complete.
+WAITS: dict[str, tuple[float, float, float]] = {
+    "by default": (30.0, 30.0, 600.0),
+    "with a short resync interval": (1.0, 1.0, 600.0),
+    "with a long resync interval": (3600.0, 3600.0, 3600.0),
+}
+
+
+@pytest.mark.parametrize(("resync_seconds", "cleanup_seconds", "quiet_seconds"), WAITS.values(), ids=WAITS)
+async def test_a_finished_job_is_left_alone_until_one_of_its_objects_changes(
+    resync_seconds: float, cleanup_seconds: float, quiet_seconds: float
+) -> None:
+    settings = dataclasses.replace(NO_MLFLOW, resync_seconds=resync_seconds)
+    world = World(StandIn(submitted(runPolicy={"activeDeadlineSeconds": 1})), settings)
     await world.look()
     world.start_pod("tune-train-1")
     world.watch()
@@ -539,13 +551,13 @@ async def test_a_finished_job_is_left_alone_until_one_of_its_objects_changes() -
         world.watch()
     # The pod of the deleted Job still runs.
     wait = (world.next_look() or 0) - world.seconds
-    assert (world.status["phase"], 24 <= wait <= 30) == ("Failed", True)
+    assert (world.status["phase"], 0.8 * cleanup_seconds <= wait <= cleanup_seconds) == ("Failed", True)
     world.kube.objects = {key: body for key, body in world.kube.objects.items() if key[0] != "Pod"}
     world.kube.version += 1
     world.watch()
     await world.look()
     wait = (world.next_look() or 0) - world.seconds
-    assert (world.kube.asked, 480 <= wait <= 600) == ([], True)
+    assert (world.kube.asked, 0.8 * quiet_seconds <= wait <= quiet_seconds) == ([], True)
 
 
 async def test_a_job_that_is_being_deleted_is_left_alone() -> None:
