@@ -1,7 +1,11 @@
 """The fence: this process sends requests that write only while its replica holds the Lease of the operator.
 
-Every request of the operator leaves through `kube` or `bounded`, and both pass requests that write through the fence. A process that
-was paused beyond its Lease therefore writes nothing when it continues, whatever it was about to do.
+Every request of the operator leaves through `kube` or `bounded`, and both pass requests that write through the fence. It is checked when
+the request begins, with a timer that ends the request before the Lease ends, and again when the request gets a kept connection, on which
+it would be sent before the timer could end it. A process that was paused beyond its Lease therefore sends no write when it continues.
+
+NB: no client can exclude a pause between the last check and the system call that sends the request. After such a pause, the server decides:
+the API server by the preconditions of the request. Its parameter `timeout` has no effect then, since it counts from the arrival.
 """
 
 from __future__ import annotations
@@ -12,6 +16,9 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
+
+import aiohttp
 
 # Only Linux has CLOCK_BOOTTIME; on macOS, CLOCK_MONOTONIC also counts suspended time.
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
@@ -88,8 +95,9 @@ class Fence:
             NotLeaderError: the request writes, and the fence is closed or about to close.
             TimeoutError: the request did not end in time.
         """
-        # NB: the time is read before the check of the fence. A process that is paused after the check then finds the timeout expired; see
-        # `EventLoop` for a machine that is suspended.
+        # NB: the time is read before the check of the fence. A process that is paused after the check finds the timeout expired when the
+        # event loop runs; see `EventLoop` for a machine that is suspended. If a connection is kept, the loop does not run before the request
+        # is sent, see `build_trace`.
         started = asyncio.get_running_loop().time()
         if is_read or method in READING_METHODS:
             async with asyncio.timeout_at(started + timeout_seconds):
@@ -102,6 +110,26 @@ class Fence:
         finally:
             with self._lock:
                 self._writes -= 1
+
+    def build_trace(self) -> aiohttp.TraceConfig:
+        """Build a trace for an aiohttp session that keeps connections: it checks the fence again when a request that writes gets one of them.
+
+        The request then raises NotLeaderError. For a new connection, the event loop runs, and with it the timer of `limit`.
+        """
+        trace = aiohttp.TraceConfig()
+
+        async def note_method(
+            _: aiohttp.ClientSession, context: SimpleNamespace, params: aiohttp.TraceRequestStartParams
+        ) -> None:
+            context.is_read = params.method in READING_METHODS
+
+        async def check(_: aiohttp.ClientSession, context: SimpleNamespace, __: object) -> None:
+            if not context.is_read and not self.is_open:
+                raise NotLeaderError
+
+        trace.on_request_start.append(note_method)
+        trace.on_connection_reuseconn.append(check)
+        return trace
 
     def _begin_write(self) -> float:
         """Count a write, and return the seconds until the fence closes."""

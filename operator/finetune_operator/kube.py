@@ -99,7 +99,11 @@ class Kube:
             await _load_kubeconfig()
         configuration = client.Configuration.get_default_copy()
         # NB: with trust_env, aiohttp reads the proxies and .netrc in threads, for each request.
-        configuration.client_session_kwargs = {"trust_env": False, "cookie_jar": aiohttp.DummyCookieJar()}
+        configuration.client_session_kwargs = {
+            "trust_env": False,
+            "cookie_jar": aiohttp.DummyCookieJar(),
+            "trace_configs": [self._fence.build_trace()],
+        }
         configuration.proxy = configuration.proxy or find_proxy(configuration.host)
         self._api = client.ApiClient(configuration)
         return self

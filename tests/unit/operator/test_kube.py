@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -262,6 +264,32 @@ async def test_an_api_server_that_does_not_answer_is_said_to_be_late(
 async def test_it_is_used_inside_of_its_context() -> None:
     with pytest.raises(RuntimeError, match="outside of `async with`"):
         await Kube().get("Pod", "team", "a")
+
+
+async def test_a_write_is_not_sent_on_a_kept_connection_after_a_pause(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The event loop does not run between the check of the fence and such a request, so no timer ends it."""
+    seconds = 0.0
+    fence = Fence(lambda: seconds)
+    fence.open_until(60.0)
+
+    @contextmanager
+    def pause(_server: str) -> Iterator[SimpleNamespace]:
+        nonlocal seconds
+        seconds = 61.0
+        yield SimpleNamespace()
+
+    body = {"kind": "Job", "metadata": {"namespace": "team", "name": "tune"}}
+    server.answers = [(200, body)] * 3
+    write_config(tmp_path, monkeypatch, server.url)
+    async with Kube(fence) as client:
+        await client.create(body)
+        monkeypatch.setattr("finetune_operator.metrics.measuring_request", pause)
+        with pytest.raises(KubeError, match="no longer holds its Lease, so the request was not sent"):
+            await client.create(body)
+        assert await client.get("Job", "team", "tune") == body
+    assert [request["method"] for request in server.asked] == ["POST", "GET"]
 
 
 async def test_a_write_does_not_leave_a_replica_that_does_not_lead(kube: Kube, server: Server) -> None:
