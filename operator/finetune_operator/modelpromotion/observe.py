@@ -184,19 +184,13 @@ class ModelPromotionObserver:
         # may name the workspace, and a server may throttle only one login.
         server, registry_uri = (normalize_address(uri) for uri in self.settings.servers(spec.tracking))
         outage_key = (registry_uri, server, _credentials(promotion, spec))
-        outage = self._outages.of(outage_key)
-        if outage:
-            raise ExternalError(outage)
-        try:
+        async with self._outages.attempt(outage_key):
             registry = await self.registry(promotion)
             model = await self._read_model(promotion, spec, registry)
             needed = find_needed_versions(promotion, spec, Observed(model=model, job=job))
             if model is None or not needed:
                 return model, {}
             return model, await asyncio.to_thread(_read_versions, registry, spec.model, needed)
-        except ExternalError as error:
-            self._outages.note(outage_key, error.problem)
-            raise
 
     async def _read_model(
         self, promotion: Promotion, spec: ModelPromotionSpec, registry: Registry

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Hashable
+from collections.abc import AsyncIterator, Callable, Hashable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
@@ -20,6 +21,11 @@ class _Outage(NamedTuple):
 
     until: float
     problem: Problem
+
+
+def is_unreachable(problem: Problem) -> bool:
+    """Whether a problem is that a server cannot be reached."""
+    return problem.reason in UNREACHABLE
 
 
 @dataclass
@@ -44,7 +50,7 @@ class Outages:
         Raises:
             ExternalError: the server cannot be reached, or refuses.
         """
-        return await self._attempt(server, call, lambda problem: problem.reason in UNREACHABLE)
+        return await self._attempt(server, call, is_unreachable)
 
     async def log_in(self, login: Hashable, call: Callable[[], Answer]) -> Answer:
         """Call a function that logs in, in a thread, and return its result. For a while after a failure, raise its problem instead.
@@ -64,13 +70,21 @@ class Outages:
 
     def note(self, server: Hashable, problem: Problem) -> None:
         """Record an outage, if the problem is that the server cannot be reached."""
-        if problem.reason in UNREACHABLE:
+        if is_unreachable(problem):
             self._remember(server, problem)
 
-    async def _attempt(
-        self, server: Hashable, call: Callable[[], Answer], is_remembered: Callable[[Problem], bool]
-    ) -> Answer:
-        """Call a function in a thread, unless the server is not contacted now. Remember the problem of the call if `is_remembered`."""
+    @asynccontextmanager
+    async def attempt(
+        self, server: Hashable, is_remembered: Callable[[Problem], bool] = is_unreachable
+    ) -> AsyncIterator[None]:
+        """A context for calls to a server; during an outage of the server, raise the problem instead.
+
+        Args:
+            is_remembered: whether a problem that the calls raise is an outage.
+
+        Raises:
+            ExternalError: the server is not contacted now.
+        """
         problem = self.of(server)
         if problem:
             raise ExternalError(problem)
@@ -80,7 +94,7 @@ class Outages:
             # not answer would occupy every worker.
             self._outages[server] = last_outage._replace(until=self.clock() + _ATTEMPT_SECONDS)
         try:
-            answer = await asyncio.to_thread(call)
+            yield
         except BaseException as error:
             self._outages.pop(server, None)
             is_answer = not isinstance(error, NotSentError)
@@ -88,7 +102,13 @@ class Outages:
                 self._remember(server, error.problem)
             raise
         self._outages.pop(server, None)
-        return answer
+
+    async def _attempt(
+        self, server: Hashable, call: Callable[[], Answer], is_remembered: Callable[[Problem], bool]
+    ) -> Answer:
+        """Call a function in a thread, unless the server is not contacted now. Remember the problem of the call if `is_remembered`."""
+        async with self.attempt(server, is_remembered):
+            return await asyncio.to_thread(call)
 
     def _remember(self, server: Hashable, problem: Problem) -> None:
         now = self.clock()

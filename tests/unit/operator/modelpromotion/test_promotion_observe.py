@@ -64,6 +64,36 @@ async def test_who_waits_for_a_server_that_did_not_answer(
     )
 
 
+async def test_after_an_outage_one_promotion_tries_the_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If all tried, a registry that never answers would occupy every worker again and again."""
+    simulation = world()
+    for name in ("one", "other", "third"):
+        simulation.submit(name)
+    reads, has_begun, may_end = 0, threading.Event(), threading.Event()
+
+    def model(_name: str) -> RegisteredModel | None:
+        nonlocal reads
+        reads += 1
+        has_begun.set()
+        assert may_end.wait(10)
+        raise ExternalError(AWAY)
+
+    monkeypatch.setattr(simulation.registry, "model", model)
+    may_end.set()
+    await simulation.operator.look("one")
+    may_end.clear()
+    has_begun.clear()
+    simulation.seconds += 5
+    attempt = asyncio.create_task(simulation.operator.look("one"))
+    assert await asyncio.to_thread(has_begun.wait, 10)
+    for name in ("other", "third"):
+        await simulation.operator.look(name)
+        assert simulation.says("RegistryReady", name) == (AWAY.reason, AWAY.message)
+    assert reads == 2
+    may_end.set()
+    await attempt
+
+
 @pytest.mark.parametrize("on_drift", ["Repair", "Adopt", "Warn"])
 async def test_the_move_of_another_replica_is_no_drift(on_drift: str) -> None:
     simulation = world()
