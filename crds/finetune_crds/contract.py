@@ -350,8 +350,8 @@ class RunReport(ApiModel):
             return None
 
 
-def checkpoint_folder(uri: str, *, namespace: str, name: str, uid: str) -> str:
-    """Return the folder of a job's checkpoints. A later job of the same name gets another folder."""
+def job_folder(uri: str, *, namespace: str, name: str, uid: str) -> str:
+    """Return the folder of a job below a URI that jobs share. A later job of the same name gets another folder."""
     return f"{uri.rstrip('/')}/{namespace}-{name}-{uid[:8]}"
 
 

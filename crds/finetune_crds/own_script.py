@@ -16,16 +16,17 @@ Parameters = Annotated[
 ]
 """Parameters of a command by name, with values of any JSON type."""
 
-_HAS_COMMAND = "(has(self.trainer.command) && size(self.trainer.command) > 0)"
+HAS_COMMAND = "(has(self.trainer.command) && size(self.trainer.command) > 0)"
+"""CEL expression on the spec of a job: whether the job has trainer.command."""
 
 OWN_SCRIPT_RULES = (
     Rule(
-        f"has(self.model) || {_HAS_COMMAND}",
+        f"has(self.model) || {HAS_COMMAND}",
         "model is required unless trainer.command is set",
         ".model",
     ),
     Rule(
-        f"has(self.data) || {_HAS_COMMAND}",
+        f"has(self.data) || {HAS_COMMAND}",
         "data is required unless trainer.command is set: set data.source or data.splits",
         ".data",
     ),
@@ -40,13 +41,13 @@ OWN_SCRIPT_RULES = (
         ".evaluation",
     ),
     Rule(
-        f"!has(self.trainer.parameters) || {_HAS_COMMAND}",
+        f"!has(self.trainer.parameters) || {HAS_COMMAND}",
         "trainer.parameters can be set only when trainer.command is set",
         ".trainer.parameters",
         at_creation=True,
     ),
     Rule(
-        f"!has(self.register) || !has(self.register.upload) || !{_HAS_COMMAND}",
+        f"!has(self.register) || !has(self.register.upload) || !{HAS_COMMAND}",
         "register.upload must not be set when trainer.command is set: your command uploads the model, so set MLflow's variables "
         "in pods.train.env",
         ".register.upload",

@@ -134,6 +134,6 @@ def test_fields_of_a_later_version_are_tolerated() -> None:
 
 
 def test_each_job_has_its_own_folder_of_checkpoints() -> None:
-    first = contract.checkpoint_folder("s3://b/c/", namespace="team", name="tune", uid="0123456789")
+    first = contract.job_folder("s3://b/c/", namespace="team", name="tune", uid="0123456789")
     assert first == "s3://b/c/team-tune-01234567"
     assert contract.checkpoint_uri(first, 40) == "s3://b/c/team-tune-01234567/step-00000040"

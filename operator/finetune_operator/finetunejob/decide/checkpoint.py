@@ -24,7 +24,7 @@ def record_checkpoint(draft: Draft, attempt_pods: list[Json]) -> None:
     logged = progress.to_count(run.metrics.get(contract.METRIC_CHECKPOINT_STEP)) if run else None
     step = max((item for item in (*reported, logged) if item is not None), default=None)
     if step is not None:
-        folder = contract.checkpoint_folder(
+        folder = contract.job_folder(
             draft.spec.checkpoint.uri, namespace=draft.ftj.namespace, name=draft.ftj.name, uid=draft.ftj.uid
         )
         draft.update(checkpoint=CheckpointStatus(step=step, uri=contract.checkpoint_uri(folder, step)))

@@ -70,7 +70,7 @@ def _checkpoints_of_job(draft: Draft, name: str) -> ResumedFrom | Wait | Refusal
     if missing_checkpoint:
         return missing_checkpoint
     parent_uri = resumed_job.spec.checkpoint.uri if resumed_job.spec.checkpoint else ""
-    uri = contract.checkpoint_folder(
+    uri = contract.job_folder(
         parent_uri, namespace=resumed_job.namespace, name=resumed_job.name, uid=resumed_job.uid
     )
     return ResumedFrom(uri=uri, job=name)

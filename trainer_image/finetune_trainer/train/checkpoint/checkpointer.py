@@ -70,7 +70,7 @@ class Checkpointer:
         on_failed: Callable[[int, str], None] = lambda _step, _sentence: None,
     ) -> None:
         assert recipe.checkpoint is not None  # noqa: S101 - the caller checks it
-        self.folder = contract.checkpoint_folder(
+        self.folder = contract.job_folder(
             recipe.checkpoint.uri, namespace=recipe.job.namespace, name=recipe.job.name, uid=recipe.job.uid
         )
         self.every_steps = recipe.checkpoint.every_steps

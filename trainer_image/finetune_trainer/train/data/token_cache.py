@@ -54,7 +54,7 @@ class TokenCache:
         if recipe.checkpoint is None or splits.version is None:
             return None
         job = recipe.job
-        folder = contract.checkpoint_folder(
+        folder = contract.job_folder(
             recipe.checkpoint.uri, namespace=job.namespace, name=job.name, uid=job.uid
         )
         return cls(folder, compute_digest(splits, encoder), confirm)
