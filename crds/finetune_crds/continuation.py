@@ -46,6 +46,7 @@ _IGNORED_FIELDS: dict[str, Any] = {
     # The preparation: the splits exist already.
     "data": {"source", "prepare"},
     "prepared": True,
+    "metrics_step": True,
 }
 GLOBAL_BATCH = "globalBatch"
 """Key of a setting: the sequences of an optimizer step on all ranks."""

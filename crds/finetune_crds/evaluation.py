@@ -202,3 +202,8 @@ class EvaluationResult(ApiModel):
     """The numbers of the registered version, by name."""
     base: dict[MetricName, float] = Field(default_factory=dict)
     """The numbers of the base model, by the same names."""
+
+    @property
+    def tracked_metrics(self) -> dict[str, float]:
+        """The numbers of both models, by their names in trackers."""
+        return {**self.metrics, **{f"{BASE_PREFIX}{name}": value for name, value in self.base.items()}}

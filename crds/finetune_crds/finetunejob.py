@@ -18,6 +18,7 @@ from finetune_crds.own_script import OWN_SCRIPT_RULES
 from finetune_crds.pods import POD_RULES, Pods, build_moved_fields
 from finetune_crds.prepare import Prepare
 from finetune_crds.run_policy import RunPolicy
+from finetune_crds.sinks import SINK_RULES
 from finetune_crds.status import FineTuneJobStatus
 from finetune_crds.tracking import MLFLOW_RULES, Register, Tracking
 from finetune_crds.trainer import Trainer
@@ -124,6 +125,7 @@ class FineTuneJobSpec(ApiModel):
                 for condition, message in NEW_TOKENS_MESSAGES.items()
             ),
             *MLFLOW_RULES,
+            *SINK_RULES,
             (
                 "!has(self.data) || !has(self.data.prepare) || !has(self.data.prepare.output) || "
                 f"!self.data.prepare.output.{IN_WORKSPACE}",

@@ -11,7 +11,7 @@ from typing import Any, Literal, Self
 import yaml
 from pydantic import Field, ValidationError
 
-from finetune_crds.base import ApiModel, first_mistake
+from finetune_crds.base import ApiModel, NonNegative, first_mistake
 from finetune_crds.checkpoint import Checkpoint
 from finetune_crds.data import Data
 from finetune_crds.distributed import Distributed
@@ -71,6 +71,8 @@ class JobRecipe(ApiModel):
     parameters: Parameters = Field(default_factory=dict)
     prepared: DataStatus | None = None
     """In training: the result of the preparation by this job or another job."""
+    metrics_step: NonNegative | None = None
+    """In an evaluation: the step of its metrics, after the last step of the training."""
 
     @classmethod
     def of(cls, job: JobReference, spec: FineTuneJobSpec) -> Self:
@@ -110,6 +112,7 @@ class JobRecipe(ApiModel):
                 "tracking": True,
                 "model": {"cache"},
                 "prepared": True,
+                "metrics_step": True,
                 "evaluation": True,
             },
             exclude_defaults=True,

@@ -1,4 +1,4 @@
-"""spec.tracking and spec.register: the MLflow run of a job, and the model that it registers."""
+"""spec.tracking and spec.register: the MLflow run of a job, other trackers, and the model that it registers."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from finetune_crds.base import LIST_TYPE_SET, ApiModel, Name, Uri, rules
 from finetune_crds.databricks import ON_DATABRICKS
 from finetune_crds.env import LocalReference
 from finetune_crds.mlflow_names import NOT_IN_UNITY_TAGS, UNITY_TAGS_MESSAGE, Alias, ModelName, Tags
+from finetune_crds.sinks import Sinks
 
 PublicUrl = Annotated[str, Field(min_length=1, max_length=1024, pattern=r"^https?://")]
 
 
 class Tracking(ApiModel):
-    """The MLflow run."""
+    """The MLflow run, and other trackers."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
@@ -55,7 +56,10 @@ class Tracking(ApiModel):
     """Secret that the pods use instead of secretRef. Its credentials need only to write the run and to create a model
     version. Default: secretRef."""
     system_metrics: bool = False
-    """Log CPU, memory and GPU metrics of each rank, every 10 s."""
+    """Log CPU, memory and GPU metrics of each rank, every 10 s. A WandB sink logs those of the first pod."""
+    sinks: Sinks = Field(default_factory=list)
+    """Trackers besides MLflow. They get the metrics of the built-in training and evaluation; your own command gets their
+    variables. A sink that fails never stops a job."""
 
     @property
     def secret_of_pods(self) -> LocalReference | None:

@@ -275,6 +275,7 @@ def test_a_step_reads_no_value_of_a_tensor(
                 world=world,
                 network=network,
                 tracker=unused,
+                sinks=unused,
                 max_steps=10,
                 log_steps=1,
                 progress=progress,

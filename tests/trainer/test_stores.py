@@ -20,6 +20,7 @@ from finetune_trainer.train.data import read
 from fixtures import fake_databricks
 from support import networks
 from support.checkpoints import Run, same
+from support.trackers import read_events
 from support.training import eval_loss_of
 
 if TYPE_CHECKING:
@@ -76,12 +77,17 @@ def begins_goes_on_and_ends(place: str, pod: Pod, to: Path, capsys: pytest.Captu
         {
             "checkpoint": {"uri": f"{place}/checkpoints", "everySteps": 2},
             "training.maxSteps": 2,
+            "tracking.sinks": [{"type": "TensorBoard", "uri": f"{place}/tensorboard"}],
         }
     )
     ended(first, capsys)
     second = ended(first.but({"training.maxSteps": 4, "output": {"uri": model}}), capsys)
     assert "resuming from the checkpoint of step 2" in second.output
     assert f"wrote the model to {model}" in second.output
+    files, events = filesystems.open_filesystem(f"{place}/tensorboard/tests-tiny-01234567")
+    for name in filesystems.list_files(files, events):
+        files.get_file(name, str(to.parent / name.rpartition("/")[2]))
+    assert [step for step, _ in read_events(to.parent)["loss"]] == [1, 2, 3, 4]
     # Another job goes on from that model, and leaves an adapter that names it.
     other_job = first.but(
         {

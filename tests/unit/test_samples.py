@@ -25,6 +25,7 @@ from finetune_crds.gates import Gate
 from finetune_crds.pods import ROLES
 from finetune_crds.reference import SAMPLES, sample_files
 from finetune_crds.schema import Schema, crd
+from finetune_crds.sinks import find_sink
 from finetune_operator.finetunejob.decide.accept import unsupported_fields
 from finetune_operator.finetunejob.draft import mistakes
 from finetune_operator.modelpromotion.decide import accept as promotion
@@ -105,6 +106,7 @@ def needs(spec: FineTuneJobSpec) -> Iterator[str]:
     yield from ["checkpoints of another job"] if resume_from else []
     code = spec.trainer.code
     yield from ["a repository"] if code and code.git else []
+    yield from ["a project in W&B"] if find_sink(spec.tracking.sinks, "WandB") else []
     yield from (
         ["splits of another job"] if spec.data and spec.data.splits and not spec.trainer.command else []
     )

@@ -23,13 +23,15 @@ from integration.schema import (
     test_pods,
     test_promotions_accepted,
     test_promotions_refused,
+    test_sinks,
     test_training,
 )
 from support.api import Api
 
 Json = dict[str, Any]
-_REFUSING = (test_data, test_databricks, test_own_script, test_pods, test_training, test_promotions_refused)
-_ACCEPTING = (test_data, test_databricks, test_own_script, test_pods, test_training, test_promotions_accepted)
+_SHARED = (test_data, test_databricks, test_own_script, test_pods, test_sinks, test_training)
+_REFUSING = (*_SHARED, test_promotions_refused)
+_ACCEPTING = (*_SHARED, test_promotions_accepted)
 REFUSED: dict[str, Json] = {
     f"{module.__name__.rpartition('_')[2]}: {case}": body
     for module in _REFUSING

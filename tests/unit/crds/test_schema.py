@@ -162,6 +162,7 @@ def test_several_writers_can_each_apply_their_items_of_a_list() -> None:
             ".spec.data.source.sources",
             ".spec.data.prepare.decontaminate.sources",
             *(f".spec.pods.{role}.env" for role in ("all", "prepare", "train", "evaluate")),
+            ".spec.tracking.sinks",
         ],
         "set": [
             ".spec.model.newTokens",
@@ -257,7 +258,7 @@ def test_a_stale_file_is_named_and_written_anew(tmp_path: Path, capsys: pytest.C
 def test_the_manifest_is_small_enough_to_be_applied(resource: Resource) -> None:
     # kubectl apply keeps the whole of it as compact JSON in an annotation, and all annotations together may have 256 KiB.
     applied = json.dumps(yaml.safe_load(manifest(resource)), separators=(",", ":"))
-    assert len(applied.encode()) < 160 * 1024
+    assert len(applied.encode()) < 200 * 1024
     assert applied.count('"rule":') < 300
 
 

@@ -36,9 +36,13 @@ class Clock:
 
 @dataclass
 class Logged:
-    """Stands for the tracker, and keeps what it gets."""
+    """Stands for the tracker or the sinks, and keeps what it gets."""
 
     entries: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+
+    def start(self, step: int) -> None:
+        self.starts.append(step)
 
     def metrics(self, step: int, values: dict[str, Any]) -> None:
         self.entries.append((step, dict(values)))
@@ -51,6 +55,7 @@ class Setup:
     reporter: Reporter
     clock: Clock
     logged: Logged
+    sunk: Logged
 
 
 @pytest.fixture
@@ -68,20 +73,22 @@ def network(base_model: Path, world: World) -> Network:
 @pytest.fixture
 def setup(world: World, network: Network) -> Setup:
     """A reporter every 2 of 5 steps, of a second attempt: the first lasted 60 s, of which 30 s were productive."""
-    clock, logged = Clock(), Logged()
+    clock, logged, sunk = Clock(), Logged(), Logged()
     tracker: Any = logged
+    sinks: Any = sunk
     progress = Progress(step=0, productive_seconds=30.0, elapsed_seconds=60.0)
     reporter = Reporter(
         world=world,
         network=network,
         tracker=tracker,
+        sinks=sinks,
         max_steps=5,
         log_steps=2,
         progress=progress,
         started=clock.now - 10.0,
         clock=clock,
     )
-    return Setup(reporter, clock, logged)
+    return Setup(reporter, clock, logged, sunk)
 
 
 def take_step(
@@ -103,6 +110,18 @@ def take_step(
 
 def test_reports_come_every_log_steps_and_after_the_last_step(setup: Setup) -> None:
     assert [step for step in range(1, 6) if setup.reporter.is_due(step)] == [2, 4, 5]
+
+
+def test_sinks_get_the_start_of_the_attempt_and_what_mlflow_gets(setup: Setup) -> None:
+    setup.reporter.start(Progress(step=3))
+    take_step(setup, loss=8.0, metrics=(2.0, 4.0), seconds=3.0)
+    setup.reporter.log(
+        setup.reporter.close_window(4, learning_rate=1e-3, grad_norm=lambda: 0.5), data_wait_seconds=0.25
+    )
+    setup.reporter.log_evaluation(4, 2.0, None)
+    assert setup.sunk.starts == [3]
+    assert [step for step, _ in setup.sunk.entries] == [3, 4, 4]
+    assert setup.sunk.entries == setup.logged.entries
 
 
 def test_no_time_remains_after_an_early_stop(setup: Setup, capsys: pytest.CaptureFixture[str]) -> None:
@@ -209,6 +228,7 @@ def test_mfu_is_a_share_of_what_all_chips_can_do(
         world=world,
         network=network,
         tracker=tracker,
+        sinks=tracker,
         max_steps=1,
         log_steps=1,
         progress=Progress(),

@@ -18,6 +18,7 @@ from finetune_trainer.evaluate.questions import Ending
 from finetune_trainer.examples.tokenizer import load_tokenizer, pad_id
 from finetune_trainer.pod.exit_status import RecipeRefusedError, TrainingError
 from finetune_trainer.pod.mlflow_run import Tracker
+from finetune_trainer.sinks.feed import Sinks
 from finetune_trainer.train.data import corpus
 from finetune_trainer.train.model import precision
 from finetune_trainer.train.model.adapters.new_tokens import NewTokens
@@ -68,7 +69,11 @@ def run(recipe: Recipe, uri: str) -> EvaluationResult:
     assert splits is not None  # noqa: S101 - load_recipe() refuses a recipe without splits
     recipe = corpus.resolve_columns(recipe, splits)
     run_id = os.environ.get("MLFLOW_RUN_ID")
-    with tempfile.TemporaryDirectory(prefix="finetune-") as name, Tracker(run_id) as tracker:
+    with (
+        tempfile.TemporaryDirectory(prefix="finetune-") as name,
+        Tracker(run_id) as tracker,
+        Sinks.of(recipe, "evaluation") as sinks,
+    ):
         folder = Path(name)
         version = model.fetch_version(recipe, uri, folder / "version")
         tokenizer = load_tokenizer(model.build_version_spec(recipe, uri), version.tokenizer)
@@ -99,9 +104,12 @@ def run(recipe: Recipe, uri: str) -> EvaluationResult:
                 references=trained.references[: spec.generations],
                 answers={name: answers[: spec.generations] for name, answers in answers_by_model.items()},
             )
-        return EvaluationResult(
+        result = EvaluationResult(
             rows=len(evaluated_rows), digest=evaluated_rows.digest, metrics=trained.numbers, base=base.numbers
         )
+        # The operator logs the numbers to MLflow.
+        sinks.metrics(recipe.metrics_step or 0, result.tracked_metrics, is_result=True)
+        return result
 
 
 @dataclass(frozen=True)

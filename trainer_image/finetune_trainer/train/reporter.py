@@ -1,4 +1,4 @@
-"""Reports: a line of log and the MLflow metrics every logEverySteps, and the time that the run spent."""
+"""Reports: a line of log, and metrics for MLflow and the other sinks, every logEverySteps; and the time that the run spent."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from finetune_trainer.pod.mlflow_run import Tracker
+    from finetune_trainer.sinks.feed import Sinks
     from finetune_trainer.train.checkpoint.progress import Progress
     from finetune_trainer.train.model.network.trained_network import Network
     from finetune_trainer.train.runtime.distributed import World
@@ -69,6 +70,7 @@ class Reporter:
         world: the ranks, all of which report together.
         network: the sharded network.
         tracker: logs to MLflow.
+        sinks: log to other trackers.
         max_steps: steps of the whole run.
         log_steps: steps between two reports.
         progress: where the attempt starts.
@@ -82,6 +84,7 @@ class Reporter:
         world: World,
         network: Network,
         tracker: Tracker,
+        sinks: Sinks,
         max_steps: int,
         log_steps: int,
         progress: Progress,
@@ -91,6 +94,7 @@ class Reporter:
         self.clock = clock
         self._world = world
         self._tracker = tracker
+        self._sinks = sinks
         self._max_steps = max_steps
         # The step at which the run ends; an early stop changes it.
         self._last_step = max_steps
@@ -110,7 +114,8 @@ class Reporter:
     def start(self, progress: Progress) -> None:
         """Log the step at which this attempt starts."""
         step = progress.step
-        self._tracker.metrics(step, {contract.METRIC_STEP: step, contract.METRIC_MAX_STEPS: self._max_steps})
+        self._sinks.start(step)
+        self._log_metrics(step, {contract.METRIC_STEP: step, contract.METRIC_MAX_STEPS: self._max_steps})
 
     def add_batch(self, loss: torch.Tensor, metrics: torch.Tensor) -> None:
         """Add the summed loss and metrics of one batch of a step; the tensors stay on their device."""
@@ -204,7 +209,7 @@ class Reporter:
         )
 
     def log(self, report: Report, *, data_wait_seconds: float) -> None:
-        """Print a report, and log it to MLflow.
+        """Print a report, and log it.
 
         Args:
             report: from `close_window`.
@@ -219,7 +224,7 @@ class Reporter:
             f"grad {report.grad_norm:.2f}  {report.tokens_per_second:,.0f} tok/s  "
             f"mem {report.memory / 2**30:.1f} GiB  eta {_format_duration(report.seconds_remaining)}{scale}{skipped}"
         )
-        self._tracker.metrics(
+        self._log_metrics(
             step,
             {
                 contract.METRIC_STEP: step,
@@ -243,14 +248,14 @@ class Reporter:
 
     def log_base_evaluation(self, loss: float) -> None:
         """Print and log the evaluation of the base model, before the first step."""
-        self._tracker.metrics(0, {contract.METRIC_BASE_EVAL_LOSS: loss, contract.METRIC_EVAL_LOSS: loss})
+        self._log_metrics(0, {contract.METRIC_BASE_EVAL_LOSS: loss, contract.METRIC_EVAL_LOSS: loss})
         self._world.say(f"evaluation before training: loss {loss:.4f}")
 
     def log_evaluation(self, step: int, loss: float, perplexity: float | None) -> None:
         """Print and log an evaluation."""
         suffix = "" if perplexity is None else f"  perplexity {perplexity:.2f}"
         self._world.say(f"evaluation at step {step}: loss {loss:.4f}{suffix}")
-        self._tracker.metrics(
+        self._log_metrics(
             step, {contract.METRIC_EVAL_LOSS: loss, contract.METRIC_EVAL_PERPLEXITY: perplexity}
         )
 
@@ -263,11 +268,11 @@ class Reporter:
         """
         self._last_step = step
         self._world.say(f"stopping early: the evaluation loss did not fall for {evaluations} evaluations")
-        self._tracker.metrics(step, {contract.METRIC_SECONDS_REMAINING: 0.0})
+        self._log_metrics(step, {contract.METRIC_SECONDS_REMAINING: 0.0})
 
     def log_final_evaluation(self, step: int, loss: float, perplexity: float | None) -> None:
         """Log the evaluation of the weights that are exported."""
-        self._tracker.metrics(
+        self._log_metrics(
             step,
             {
                 contract.METRIC_FINAL_EVAL_LOSS: loss,
@@ -304,6 +309,10 @@ class Reporter:
     def goodput(self) -> float:
         """Share of the time of all attempts that was spent in steps whose result is kept."""
         return min(1.0, self.productive_seconds / max(self.clock() - self._started, 1e-9))
+
+    def _log_metrics(self, step: int, values: Mapping[str, float | None]) -> None:
+        self._tracker.metrics(step, values)
+        self._sinks.metrics(step, values)
 
     def _new_window(self) -> Window:
         return Window(sums=self._make_sums(), count=torch.zeros((), device=self._world.device))

@@ -12,6 +12,7 @@ from finetune_crds import continuation
 from finetune_crds.contract import TerminationMessage, TrainResult
 from finetune_trainer.examples.tokenizer import load_tokenizer, pad_id
 from finetune_trainer.pod.mlflow_run import Tracker
+from finetune_trainer.sinks.feed import Sinks
 from finetune_trainer.train import build, run_record
 from finetune_trainer.train.checkpoint import newest
 from finetune_trainer.train.checkpoint.checkpointer import Checkpointer
@@ -69,6 +70,7 @@ class Run:
     recipe: Recipe
     world: World
     tracker: Tracker
+    sinks: Sinks
     preemption: Preemption
     started: float
     """The start of this attempt, by the monotonic clock."""
@@ -77,9 +79,9 @@ class Run:
         """Load, train, evaluate, export and register; only rank 0 returns a result."""
         self._check_before_download()
         inputs = self._load_inputs()
-        run_record.record_run(
-            self.recipe, self.world, self.tracker, inputs.data, inputs.progress.resumed_from
-        )
+        resumed_from = inputs.progress.resumed_from
+        run_record.record_run(self.recipe, self.world, self.tracker, inputs.data, resumed_from)
+        self.sinks.parameters(lineage.build_run_params(self.recipe, inputs.data, resumed_from))
         request_examples = self._read_request_examples(inputs.data)
 
         network, progress = self._build_network(inputs)
@@ -295,6 +297,7 @@ class Run:
                 world=self.world,
                 network=network,
                 tracker=self.tracker,
+                sinks=self.sinks,
                 max_steps=data.plan.max_steps,
                 log_steps=training.log_every_steps,
                 progress=progress,

@@ -16,7 +16,9 @@ from transformers.utils import logging as transformers_logging
 
 from finetune_crds.contract import TerminationMessage
 from finetune_trainer.pod import exit_status
+from finetune_trainer.pod.attempt import read_attempt
 from finetune_trainer.pod.mlflow_run import Tracker
+from finetune_trainer.sinks.feed import Sinks
 from finetune_trainer.train.run import Run
 from finetune_trainer.train.runtime import scratch, system
 from finetune_trainer.train.runtime.distributed import World, join_ranks
@@ -73,9 +75,10 @@ def work() -> TerminationMessage | None:
             timeout = recipe.distributed.collective_timeout_seconds
             world = stack.enter_context(join_ranks(timeout_seconds=timeout, preemption=preemption))
         tracker = Tracker(os.environ.get("MLFLOW_RUN_ID") if world.leads else None)
+        sinks = Sinks.of(recipe, f"attempt-{read_attempt()}") if world.leads else Sinks()
         try:
-            with tracker, log_system_metrics(recipe, world, tracker):
-                return Run(recipe, world, tracker, preemption, started).train()
+            with tracker, sinks, log_system_metrics(recipe, world, tracker):
+                return Run(recipe, world, tracker, sinks, preemption, started).train()
         except BaseException as error:
             reported_error = explain_error(error, world.rank)
             if reported_error is error:

@@ -237,7 +237,7 @@ def _write_metrics(draft: Draft, evaluation: EvaluationStatus) -> Outcome:
         # Without a run that can be written to, only the tags are written.
         unlogged = {name: value for name, value in metrics.items() if run and run.metrics.get(name) != value}
         if run and unlogged:
-            draft.actions.append(LogMetrics(run.run_id, unlogged, _step_after_training(draft)))
+            draft.actions.append(LogMetrics(run.run_id, unlogged, evaluation_pod.step_after_training(draft)))
         draft.actions.append(TagVersion(version.name, version.version, missing_tags))
         _wait(draft, f"writing the metrics of {what} to its tags and its run")
         return Stop
@@ -245,8 +245,3 @@ def _write_metrics(draft: Draft, evaluation: EvaluationStatus) -> Outcome:
     message = f"{what}{rows}: {evaluation_result.summarize(evaluation)}"
     draft.set(ConditionType.EVALUATED, True, ConditionReason.EVALUATED, message)
     return Continue
-
-
-def _step_after_training(draft: Draft) -> int:
-    """The step of the logged metrics. NB: MLflow shows the value of the latest step, and the training may have logged the same metric."""
-    return (draft.status.progress.step if draft.status.progress else 0) + 1

@@ -8,6 +8,7 @@ from finetune_crds.base import Json
 from finetune_crds.env import CODE_ENV, EVALUATION_ENV, NO_SCOPE_IN_PODS, RESERVED_ENV
 from finetune_crds.finetunejob import FineTuneJobSpec
 from finetune_crds.pods import MAIN_CONTAINER, Role
+from finetune_crds.sinks import list_reserved_env
 from finetune_operator import names
 from finetune_operator.databricks import secret_scopes
 from finetune_operator.finetunejob.resolve import gpu_limit
@@ -26,7 +27,11 @@ _OWN_CONTAINERS = (names.PREP_CONTAINER, names.TRAINER_CONTAINER, names.EVALUATE
 
 def of_training(spec: FineTuneJobSpec) -> Iterator[str]:
     """Yield the mistakes in the templates of training pods. The API server rejects a template that does not fit the schema of pods."""
-    reserved = (*RESERVED_ENV, CODE_ENV) if spec.trainer.code else RESERVED_ENV
+    reserved = [
+        *RESERVED_ENV,
+        *list_reserved_env(spec.tracking.sinks),
+        *((CODE_ENV,) if spec.trainer.code else ()),
+    ]
     yield from _of_role(spec, "train", reserved)
     yield from _too_few_gpus(spec)
     yield from _lost_output(spec)
@@ -41,7 +46,9 @@ def of_preparation(spec: FineTuneJobSpec) -> Iterator[str]:
 def of_evaluation(spec: FineTuneJobSpec) -> Iterator[str]:
     """Yield the mistakes in the templates of the evaluation pod."""
     if spec.evaluation:
-        yield from _of_role(spec, "evaluate", (*RESERVED_ENV, *EVALUATION_ENV))
+        yield from _of_role(
+            spec, "evaluate", (*RESERVED_ENV, *list_reserved_env(spec.tracking.sinks), *EVALUATION_ENV)
+        )
 
 
 def of_learning_rate(spec: FineTuneJobSpec) -> Iterator[str]:

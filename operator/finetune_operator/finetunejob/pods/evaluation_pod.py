@@ -58,7 +58,7 @@ def build_recipe(draft: Draft, version: RegisteredVersion) -> Json:
 
 
 def _build_job_recipe(draft: Draft, version: RegisteredVersion) -> JobRecipe:
-    """The recipe of the training, with a Delta table pinned to the version that the training read, and a custom command's parameters."""
+    """The recipe of the training, with a Delta table pinned to the version that the training read, and what only an evaluation has."""
     recipe, evaluation = gang.build_prepared_recipe(draft), evaluation_of(draft)
     data = recipe.data
     splits = data.splits if data else None
@@ -68,7 +68,15 @@ def _build_job_recipe(draft: Draft, version: RegisteredVersion) -> JobRecipe:
     if data and splits and is_unpinned_table and table_version.isdecimal():
         pinned_splits = splits.model_copy(update={"version": int(table_version)})
         recipe = recipe.model_copy(update={"data": data.model_copy(update={"splits": pinned_splits})})
-    return recipe.model_copy(update={"parameters": evaluation.parameters}) if evaluation.command else recipe
+    update: dict[str, object] = {"metrics_step": step_after_training(draft)}
+    if evaluation.command:
+        update["parameters"] = evaluation.parameters
+    return recipe.model_copy(update=update)
+
+
+def step_after_training(draft: Draft) -> int:
+    """The step of the evaluation's metrics. NB: trackers show the value of the latest step, and the training may have logged the same metric."""
+    return (draft.status.progress.step if draft.status.progress else 0) + 1
 
 
 def build_job(draft: Draft, version: RegisteredVersion) -> Json:
@@ -134,7 +142,7 @@ def _build_pod(draft: Draft, uri: str) -> Json:
         command=evaluation.command or [contract.EVALUATE_COMMAND],
         args=evaluation.args if evaluation.command else [contract.EVALUATE_MODEL, uri],
         secret=None if login else spec.tracking.secret_of_pods,
-        contract_env=[*run_variables, *command_variables],
+        contract_env=[*run_variables, *rendezvous.sink_env(draft.ftj, spec.tracking), *command_variables],
         config_map=names.evaluate_name(draft.ftj.name),
         model_cache=spec.model_cache,
         pod_labels=template.labels(draft.ftj, names.EVALUATE),

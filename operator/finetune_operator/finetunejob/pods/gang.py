@@ -184,6 +184,7 @@ def _build_pod_template(draft: Draft, attempt: int) -> Json:
                 servers=settings.servers(spec.tracking),
                 run_id=draft.status.run_id,
             ),
+            *rendezvous.sink_env(ftj, spec.tracking),
             *_command_env(trainer),
             {"name": contract.ENV_ATTEMPT, "value": str(attempt)},
             {"name": "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "value": str(_seconds_to_save(pods.template))},

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from finetune_crds import contract
+from finetune_crds import contract, sinks
 from finetune_crds.base import Json
 from finetune_crds.distributed import Distributed
+from finetune_crds.tracking import Tracking
 from finetune_operator import names
 from finetune_operator.finetunejob.model import FineTuneJob
 
@@ -58,3 +59,27 @@ def command_env(code: str | None = None) -> list[Json]:
     if code:
         values[contract.ENV_CODE] = code
     return [{"name": name, "value": value} for name, value in values.items()]
+
+
+def sink_env(ftj: FineTuneJob, tracking: Tracking) -> list[Json]:
+    """The variables of tracking.sinks: the client of W&B and the Trainer of Hugging Face read them, in a command too."""
+    env: list[Json] = []
+    for sink in tracking.sinks:
+        if sink.uri:
+            folder = contract.job_folder(sink.uri, namespace=ftj.namespace, name=ftj.name, uid=ftj.uid)
+            if sinks.is_client_folder(folder):
+                env.append({"name": sinks.ENV_TENSORBOARD_FOLDER, "value": folder})
+            continue
+        values = {
+            # One run for all attempts, which each of them resumes.
+            sinks.ENV_WANDB_RUN_ID: ftj.uid,
+            sinks.ENV_WANDB_RESUME: "allow",
+            sinks.ENV_WANDB_NAME: tracking.run_name or ftj.name,
+            sinks.ENV_WANDB_PROJECT: sink.project,
+            sinks.ENV_WANDB_ENTITY: sink.entity,
+        }
+        env += [{"name": name, "value": value} for name, value in values.items() if value]
+        if sink.secret_ref:
+            reference = {**sink.secret_ref.to_json(), "key": sinks.ENV_WANDB_API_KEY}
+            env.append({"name": sinks.ENV_WANDB_API_KEY, "valueFrom": {"secretKeyRef": reference}})
+    return env

@@ -6,6 +6,7 @@ import json
 import signal
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 from finetune_crds import contract
@@ -14,6 +15,7 @@ from finetune_crds.evaluation import EvaluationResult
 from finetune_trainer.evaluate.__main__ import main
 from support.cells import WARNINGS
 from support.evaluations import recipe, save_adapter, save_splits
+from support.trackers import read_events
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -116,6 +118,23 @@ def test_by_default_the_loss_is_measured_and_some_answers_are_generated(
     (path,) = tmp_path.glob("artifacts/**/generations.json")
     table = json.loads(path.read_text())
     assert (table["columns"], len(table["data"])) == (["prompt", "reference", "model"], 2)
+
+
+def test_sinks_get_the_numbers_of_both_models(
+    evaluate: Evaluate, base_model: Path, splits: Path, tmp_path: Path
+) -> None:
+    sinks = [{"type": "TensorBoard", "uri": str(tmp_path / "events")}]
+    spec = {"metrics": ["Loss"], "generations": 0}
+    evaluated = recipe(base_model, splits, spec, tracking={"sinks": sinks}, metricsStep=7)
+    evaluation = result_of(evaluate(evaluated, base_model))
+    assert read_events(tmp_path / "events" / "tests-tiny-01234567") == {
+        # Numbers of 32 bits.
+        name: [(7, float(np.float32(value)))]
+        for name, value in {
+            "evaluation_loss": evaluation.metrics["evaluation_loss"],
+            "base_evaluation_loss": evaluation.base["evaluation_loss"],
+        }.items()
+    }
 
 
 def test_texts_have_a_loss_and_no_table(

@@ -97,6 +97,20 @@ MISTAKES: dict[str, tuple[Json, list[str]]] = {
         },
         [],
     ),
+    "a variable of a sink": (
+        {
+            "tracking": {"sinks": [{"type": "WandB", "project": "support"}]},
+            **containers({"name": "main", "env": [{"name": "WANDB_RUN_ID"}, {"name": "WANDB_API_KEY"}]}),
+        },
+        ["spec.pods.train.template sets WANDB_RUN_ID, which the operator sets: remove the variable"],
+    ),
+    "a variable of a sink that the job does not have": (
+        {
+            "tracking": {"sinks": [{"type": "TensorBoard", "uri": "/logs"}]},
+            **containers({"name": "main", "env": [{"name": "WANDB_RUN_ID"}]}),
+        },
+        [],
+    ),
     "a reserved variable of a sidecar": (
         templated({"spec": {"initContainers": [SIDECAR | {"env": [{"name": "WORLD_SIZE"}]}]}}),
         [],

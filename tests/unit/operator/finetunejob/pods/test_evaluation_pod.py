@@ -173,6 +173,14 @@ def test_the_container_of_a_workspace_logs_in_as_the_training_does() -> None:
         assert (keys, its_container["envFrom"]) == (["t"] * 4, [])
 
 
+def test_both_containers_have_the_variables_of_the_sinks() -> None:
+    tracking = {"sinks": [{"type": "WandB", "project": "support", "secretRef": {"name": "wandb"}}]}
+    pod_body = pod(COMMAND, tracking=tracking)
+    for its_container in (pod_body["containers"][0], pod_body["initContainers"][0]):
+        names = {item["name"] for item in its_container["env"]}
+        assert names >= {"WANDB_RUN_ID", "WANDB_RESUME", "WANDB_PROJECT", "WANDB_API_KEY"}
+
+
 def test_the_recipe_names_the_splits_that_were_prepared_and_the_parameters_of_the_command() -> None:
     prepared = KNOWN.model_copy(
         update={"data": DataStatus(rows=COUNTS, tokens=COUNTS, path="/data/splits", version=7)}
@@ -183,6 +191,7 @@ def test_the_recipe_names_the_splits_that_were_prepared_and_the_parameters_of_th
     assert body["metadata"]["name"] == "tune-evaluate"
     assert recipe["data"]["splits"] == {"type": "Delta", "path": "/data/splits", "version": 7}
     assert (recipe["parameters"], recipe["evaluation"]["command"]) == ({"task": "math"}, ["judge"])
+    assert recipe["metricsStep"] == 1
     built_in = evaluation_pod.build_recipe(draft({"metrics": ["Accuracy"]}, **parts), VERSION)
     assert yaml.safe_load(built_in["data"]["recipe.yaml"])["parameters"] == {"lr": "1"}
 

@@ -8,8 +8,19 @@ import pytest
 
 from finetune_crds.distributed import Distributed
 from finetune_crds.env import CODE_ENV, RESERVED_ENV
-from finetune_operator.finetunejob.pods.rendezvous import rendezvous_env, run_env
-from fixtures.operator_in_memory.decisions import ADMITTED, SETTINGS, conclude, ftj, observed, status, tracked
+from finetune_crds.sinks import list_reserved_env
+from finetune_crds.tracking import Tracking
+from finetune_operator.finetunejob.pods.rendezvous import rendezvous_env, run_env, sink_env
+from fixtures.operator_in_memory.decisions import (
+    ADMITTED,
+    SETTINGS,
+    UID,
+    conclude,
+    ftj,
+    observed,
+    status,
+    tracked,
+)
 
 Json = dict[str, Any]
 INDEX = {"fieldRef": {"fieldPath": "metadata.annotations['batch.kubernetes.io/job-completion-index']"}}
@@ -75,3 +86,52 @@ def test_what_the_operator_sets_is_what_people_may_not_set() -> None:
     pods = [decision.apply[2]["spec"]["template"]["spec"] for decision in decisions]
     names = {item["name"] for pod in pods for item in pod["containers"][0]["env"]}
     assert names - {"HOME"} == {*RESERVED_ENV, CODE_ENV}
+
+
+SHARED = {"WANDB_RUN_ID": UID, "WANDB_RESUME": "allow", "WANDB_PROJECT": "support"}
+SECRET = {"name": "wandb", "key": "WANDB_API_KEY"}
+SINKS: dict[str, tuple[Json, Json]] = {
+    "none": ({}, {}),
+    "TensorBoard": (
+        {"sinks": [{"type": "TensorBoard", "uri": "s3://logs/"}]},
+        {"TENSORBOARD_LOGGING_DIR": f"s3://logs/team-tune-{UID[:8]}"},
+    ),
+    "TensorBoard in a store that commands cannot write to": (
+        {"sinks": [{"type": "TensorBoard", "uri": "gs://logs/"}]},
+        {},
+    ),
+    "W&B with a key of the environment": (
+        {"sinks": [{"type": "WandB", "project": "support"}]},
+        {**SHARED, "WANDB_NAME": "tune"},
+    ),
+    "W&B with a Secret": (
+        {
+            "runName": "first try",
+            "sinks": [
+                {"type": "WandB", "project": "support", "entity": "ml", "secretRef": {"name": "wandb"}}
+            ],
+        },
+        {
+            **SHARED,
+            "WANDB_NAME": "first try",
+            "WANDB_ENTITY": "ml",
+            "WANDB_API_KEY": {"secretKeyRef": {**SECRET, "optional": False}},
+        },
+    ),
+    "W&B with a Secret that may be missing": (
+        {
+            "sinks": [
+                {"type": "WandB", "project": "support", "secretRef": {"name": "wandb", "optional": True}}
+            ]
+        },
+        {**SHARED, "WANDB_NAME": "tune", "WANDB_API_KEY": {"secretKeyRef": {**SECRET, "optional": True}}},
+    ),
+}
+
+
+@pytest.mark.parametrize(("tracking", "expected"), SINKS.values(), ids=SINKS)
+def test_sinks_are_variables_that_users_may_not_set(tracking: Json, expected: Json) -> None:
+    spec = Tracking.model_validate(tracking)
+    variables = {item["name"]: item.get("value", item.get("valueFrom")) for item in sink_env(ftj(), spec)}
+    assert variables == expected
+    assert {*list_reserved_env(spec.sinks)} >= expected.keys()
