@@ -18,6 +18,7 @@ import prometheus_client
 
 from finetune_crds.base import Json
 from finetune_operator import metrics
+from finetune_operator.batch.owners import find_owner
 from finetune_operator.controller.election import (
     Election,
     LeaseLostError,
@@ -127,7 +128,7 @@ class Operator:
         Args:
             lease_kube: the client for the Lease of the leader alone.
         """
-        store = Store(children.find_owner, children.recorded_jobs)
+        store = Store(find_owner, children.recorded_jobs)
         queues = Queues(
             WorkQueue(clock=time.monotonic, is_open=False), WorkQueue(clock=time.monotonic, is_open=False)
         )

@@ -19,8 +19,8 @@ from finetune_crds.promotion_status import PromotionPhase
 from finetune_crds.run_policy import RunPolicy
 from finetune_crds.status import Phase
 from finetune_operator import metrics
+from finetune_operator.batch.state import is_alive
 from finetune_operator.controller.store import Store
-from finetune_operator.finetunejob import children
 from finetune_operator.finetunejob.draft import device
 from finetune_operator.finetunejob.model import FINISHED_PHASES
 
@@ -112,7 +112,7 @@ class Gauges:
         return sum(
             device.count_gpus(pod, resource)
             for pod in pods
-            if pod.get("spec", {}).get("nodeName") and children.is_alive(pod)
+            if pod.get("spec", {}).get("nodeName") and is_alive(pod)
         )
 
 

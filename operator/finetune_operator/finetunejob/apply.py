@@ -14,6 +14,7 @@ from finetune_crds.base import API_VERSION, Json
 from finetune_crds.conditions import ConditionReason
 from finetune_crds.tracking import Tracking
 from finetune_operator import names
+from finetune_operator.batch.state import is_being_deleted
 from finetune_operator.controller import status as status_writer
 from finetune_operator.controller.events import EventTarget
 from finetune_operator.controller.leases import LeaseBusy
@@ -21,7 +22,7 @@ from finetune_operator.controller.projection import COMPANIONS
 from finetune_operator.controller.store import CHILDREN, Store
 from finetune_operator.errors import ExternalError, Problem
 from finetune_operator.finetunejob.background_writes import BackgroundWrites
-from finetune_operator.finetunejob.children import is_being_deleted, is_child
+from finetune_operator.finetunejob.children import is_child
 from finetune_operator.finetunejob.model import (
     Action,
     ActionResult,

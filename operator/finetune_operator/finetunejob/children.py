@@ -13,22 +13,12 @@ from typing import NamedTuple
 
 from finetune_crds.base import GROUP, Json
 from finetune_operator import names
+from finetune_operator.batch.owners import Owner, find_controller, find_owner, find_owner_of_kind
+from finetune_operator.batch.state import has_ended, is_alive, is_being_deleted, job_condition
 from finetune_operator.finetunejob.model import FineTuneJob
 
 # How long a kubelet may take to report that a pod has stopped after its grace period.
 _STOP_ALLOWANCE = timedelta(seconds=10)
-
-
-class Owner(NamedTuple):
-    """The controller of an object: a batch Job for its pods, and a FineTuneJob for every other child."""
-
-    namespace: str
-    uid: str
-
-
-def find_owner(kind: str, body: Json) -> Owner | None:
-    """The Job that controls an object of kind Pod, or the FineTuneJob that controls an object of any other kind; None without either."""
-    return _find_owner_of_kind("batch", "Job", body) if kind == "Pod" else _find_finetunejob(body)
 
 
 def is_child(body: Json, ftj: FineTuneJob) -> bool:
@@ -38,24 +28,12 @@ def is_child(body: Json, ftj: FineTuneJob) -> bool:
 
 
 def _find_finetunejob(body: Json) -> Owner | None:
-    return _find_owner_of_kind(GROUP, "FineTuneJob", body)
-
-
-def _find_owner_of_kind(group: str, kind: str, body: Json) -> Owner | None:
-    """The controller of an object; None unless it has this API group and kind."""
-    reference = _controller(body)
-    if reference is None:
-        return None
-    owner_group, _, _version = str(reference["apiVersion"]).partition("/")
-    if (owner_group, reference["kind"]) != (group, kind):
-        return None
-    # NB: an owner is in the namespace of its dependent; Kubernetes treats any other owner as absent.
-    return Owner(body["metadata"]["namespace"], reference["uid"])
+    return find_owner_of_kind(GROUP, ("FineTuneJob",), body)
 
 
 def controlling_pod(body: Json) -> str | None:
     """The uid of the Pod that controls an object; None when no Pod does."""
-    reference = _controller(body)
+    reference = find_controller(body)
     if reference is None or (reference["apiVersion"], reference["kind"]) != ("v1", "Pod"):
         return None
     return str(reference["uid"])
@@ -66,12 +44,6 @@ def recorded_jobs(body: Json) -> set[tuple[str, str]]:
     # NB: trainAttempt and trainStartTime, which are among the values too, match no uid.
     uids: Json = (body.get("status") or {}).get("jobs") or {}
     return {Owner(body["metadata"]["namespace"], uid) for uid in uids.values()}
-
-
-def _controller(body: Json) -> Json | None:
-    """The ownerReference of an object's controller; None without one. There is at most one."""
-    references = body["metadata"].get("ownerReferences") or []
-    return next((dict(item) for item in references if item.get("controller") is True), None)
 
 
 class ComponentChildren(NamedTuple):
@@ -135,16 +107,6 @@ def _component(child: Json) -> str | None:
     return (child["metadata"].get("labels") or {}).get(names.LABEL_COMPONENT)
 
 
-def is_being_deleted(child: Json) -> bool:
-    """Whether an object is being deleted."""
-    return "deletionTimestamp" in child["metadata"]
-
-
-def is_alive(pod: Json) -> bool:
-    """Whether a pod has not ended, even if it is being deleted."""
-    return pod.get("status", {}).get("phase") not in ("Succeeded", "Failed")
-
-
 def is_on_unready_node(pod: Json) -> bool:
     """Whether the node lifecycle controller has marked a pod because its node is not ready.
 
@@ -182,19 +144,6 @@ def is_abandoned(job: Json, pods: Iterable[Json], now: datetime) -> bool:
     """Whether a Job is being deleted and exists only because some of its pods are lost."""
     remaining_pods = [pod for pod in pods_of_job(pods, job) if is_alive(pod)]
     return is_being_deleted(job) and bool(remaining_pods) and all(is_lost(pod, now) for pod in remaining_pods)
-
-
-def job_condition(job: Json, kind: str) -> Json | None:
-    """The condition of this type if a batch Job has it with status True; otherwise None."""
-    for item in job.get("status", {}).get("conditions") or []:
-        if item.get("type") == kind and item.get("status") == "True":
-            return dict(item)
-    return None
-
-
-def has_ended(job: Json) -> bool:
-    """Whether a batch Job is complete or failed."""
-    return job_condition(job, "Complete") is not None or job_condition(job, "Failed") is not None
 
 
 def find_deletion_request_time(pod: Json) -> datetime | None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from finetune_crds.base import Json
-from finetune_operator.finetunejob.children import has_ended, is_alive
+from finetune_operator.batch.state import has_ended, is_alive
 from finetune_operator.finetunejob.model import FineTuneJob, has_open_run
 from finetune_operator.finetunejob.preparation import backends
 

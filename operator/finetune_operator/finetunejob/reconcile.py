@@ -12,12 +12,12 @@ from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.status import FineTuneJobStatus
 from finetune_operator import names
+from finetune_operator.batch.owners import Owner
 from finetune_operator.controller.leases import LeaseBusy
 from finetune_operator.controller.reconciler import BUSY_SECONDS, Reconciler, utc_now
 from finetune_operator.errors import ExternalError
 from finetune_operator.finetunejob import deferral, quiet
 from finetune_operator.finetunejob.apply import Applied, FineTuneJobApplier, NameTaken
-from finetune_operator.finetunejob.children import Owner
 from finetune_operator.finetunejob.decide import decide, decide_deletion
 from finetune_operator.finetunejob.decide.action_results import record_results
 from finetune_operator.finetunejob.decide.ready import summarize_status

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import functools
-
 from finetune_crds import tables
 from finetune_crds.base import Json
 from finetune_crds.catalog import Catalog
 from finetune_crds.checkpoint import Checkpoint
 from finetune_crds.finetunejob import FineTuneJobSpec
-from finetune_crds.pods import MAIN_CONTAINER, ROLES, Pods, PodSettings, Role, RolePodSettings
+from finetune_crds.pods import MAIN_CONTAINER, ROLES, Pods, Role, RolePodSettings
 from finetune_crds.preparation import settings_digest
 from finetune_crds.status import Pinned, Resolved
 from finetune_crds.training import LOW_RANK_METHODS, SOFT_PROMPT_METHODS, Model
+from finetune_operator.batch.pod_settings import as_template, build_pull_secrets, merge_templates
 from finetune_operator.defaults import Defaults
-from finetune_operator.template_merge import containers, merge
+from finetune_operator.template_merge import containers
 
 # Methods with few weights, which start at zero, need a higher learning rate. 2e-4: QLoRA (arXiv:2305.14314, table 9); 1e-2: peft's
 # guide to prefix tuning.
@@ -155,41 +154,16 @@ def _merge_role(role: Role, spec: FineTuneJobSpec, defaults: Defaults) -> RolePo
     The number of GPUs in spec.distributed overrides `all`, and the job's settings of the role override this number.
     """
     default_pods, job_pods = defaults.pods, spec.pods
-    template = _merge_templates(
-        _build_pull_secrets(defaults),
-        _as_template(default_pods.all),
-        _as_template(default_pods.of(role)),
-        _as_template(job_pods.all),
+    template = merge_templates(
+        build_pull_secrets(defaults),
+        as_template(default_pods.all),
+        as_template(default_pods.of(role)),
+        as_template(job_pods.all),
         _build_gpu_limits(spec) if role == "train" else None,
-        _as_template(job_pods.of(role)),
+        as_template(job_pods.of(role)),
     )
     image = job_pods.of(role).image or default_pods.of(role).image
     return RolePodSettings(image=image, template=template)
-
-
-def _merge_templates(*templates: Json | None) -> Json | None:
-    """Merge templates; a later template takes precedence."""
-    return functools.reduce(merge, templates, {}) or None
-
-
-def _as_template(pods: PodSettings) -> Json | None:
-    """Pod settings as one template. Their own template takes precedence over their variables and ServiceAccount."""
-    env = {
-        name: [item.to_json() for item in items]
-        for name, items in (("env", pods.env), ("envFrom", pods.env_from))
-        if items
-    }
-    pod_spec: Json = {}
-    if pods.service_account_name:
-        pod_spec["serviceAccountName"] = pods.service_account_name
-    if env:
-        pod_spec["containers"] = [{"name": MAIN_CONTAINER, **env}]
-    return _merge_templates({"spec": pod_spec} if pod_spec else {}, pods.template)
-
-
-def _build_pull_secrets(defaults: Defaults) -> Json:
-    secrets = [secret.to_json() for secret in defaults.image_pull_secrets]
-    return {"spec": {"imagePullSecrets": secrets}} if secrets else {}
 
 
 def _build_gpu_limits(spec: FineTuneJobSpec) -> Json:

@@ -10,6 +10,7 @@ from prometheus_client import Gauge
 
 from finetune_crds.base import API_VERSION
 from finetune_operator import metrics
+from finetune_operator.batch.owners import find_owner
 from finetune_operator.controller.store import Store
 from finetune_operator.finetunejob import children
 from finetune_operator.gauges import Gauges
@@ -43,7 +44,7 @@ def published(
     *jobs: Json, promotions: tuple[Json, ...] = (), pods: dict[str, list[Json]] | None = None
 ) -> Store:
     """Publish the gauges 1,000 s after NOW."""
-    store = Store(children.find_owner, children.recorded_jobs)
+    store = Store(find_owner, children.recorded_jobs)
     for body in jobs:
         store.put("FineTuneJob", body)
     for body in promotions:
@@ -184,7 +185,7 @@ def test_usage_of_a_namespace_begins_at_zero() -> None:
 async def test_gauges_that_cannot_be_published_do_not_end_the_operator(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gauges = Gauges(Store(children.find_owner, children.recorded_jobs), 0.0, lambda: later(1000))
+    gauges = Gauges(Store(find_owner, children.recorded_jobs), 0.0, lambda: later(1000))
     published_twice = asyncio.Event()
     passes: list[None] = []
 

@@ -7,6 +7,7 @@ from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.status import AttemptCause, LastFailure
 from finetune_operator import names
+from finetune_operator.batch.state import describe_pod
 from finetune_operator.finetunejob.children import pods_of_job
 from finetune_operator.finetunejob.decide import attempt_history, checkpoint
 from finetune_operator.finetunejob.decide.failure_cause import (
@@ -214,8 +215,8 @@ def _describe_interruption(
     # NB: the next attempt has a delay, until `restart_time`, only if this attempt made no progress.
     progress = _describe_missing_progress(draft) if draft.status.restart_time else ""
     if deleted_pod:
-        return f"attempt {number} was stopped{progress}: {pod_state.describe_pod(deleted_pod.pod, deleted_pod.node)} was deleted"
-    on = f": {pod_state.describe_pod(failure.pod, failure.node)}" if failure.pod else ""
+        return f"attempt {number} was stopped{progress}: {describe_pod(deleted_pod.pod, deleted_pod.node)} was deleted"
+    on = f": {describe_pod(failure.pod, failure.node)}" if failure.pod else ""
     return f"attempt {number} was preempted{progress}{on}"
 
 
@@ -236,7 +237,7 @@ def _describe_failure(failure: LastFailure, deleted_pod: pod_state.Exit | None) 
 
 def _describe_end(failure: LastFailure) -> str:
     """The pod of a failure with its exit code, as a sentence."""
-    where = pod_state.describe_pod(failure.pod, failure.node) if failure.pod else "a pod"
+    where = describe_pod(failure.pod, failure.node) if failure.pod else "a pod"
     return f"{where} ended with exit code {failure.exit_code}"
 
 

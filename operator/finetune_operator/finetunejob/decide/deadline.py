@@ -6,7 +6,8 @@ from datetime import datetime, timedelta
 
 from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason, ConditionType
-from finetune_operator.finetunejob.children import has_ended, is_abandoned, is_suspended, pods_of_job
+from finetune_operator.batch.state import has_ended
+from finetune_operator.finetunejob.children import is_abandoned, is_suspended, pods_of_job
 from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.finetunejob.pods import evaluation_pod, gang, pod_state
 from finetune_operator.finetunejob.pods.step_state import has_completed

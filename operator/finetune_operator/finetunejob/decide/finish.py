@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from finetune_crds.conditions import ConditionReason, ConditionType
-from finetune_operator.finetunejob.children import has_ended
+from finetune_operator.batch.state import has_ended
 from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.finetunejob.model import FinishRun, has_open_run
 from finetune_operator.finetunejob.preparation import backends

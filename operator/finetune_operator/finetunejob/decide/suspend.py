@@ -5,7 +5,8 @@ from __future__ import annotations
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.status import Nodes
 from finetune_operator import names
-from finetune_operator.finetunejob.children import has_ended, is_being_deleted, is_lost
+from finetune_operator.batch.state import describe_pods, has_ended, is_being_deleted
+from finetune_operator.finetunejob.children import is_lost
 from finetune_operator.finetunejob.decide import checkpoint
 from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.finetunejob.pods import pod_state
@@ -44,7 +45,7 @@ def _stop(draft: Draft) -> None:
     if not draft.status.suspend_time:
         draft.update(suspend_time=draft.now)
     if stopping_pods:
-        message = f"waiting for {pod_state.describe_pods(stopping_pods)} to stop"
+        message = f"waiting for {describe_pods(stopping_pods)} to stop"
     elif preparation_wait:
         message = preparation_wait
     else:

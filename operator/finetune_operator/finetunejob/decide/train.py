@@ -6,7 +6,8 @@ from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.status import ModelStatus
 from finetune_operator import names
-from finetune_operator.finetunejob.children import is_suspended, job_condition
+from finetune_operator.batch.state import describe_pods, job_condition
+from finetune_operator.finetunejob.children import is_suspended
 from finetune_operator.finetunejob.decide import attempt as attempts
 from finetune_operator.finetunejob.decide import checkpoint, eviction, progress, track
 from finetune_operator.finetunejob.draft import device, mistakes
@@ -202,7 +203,7 @@ def _describe_probe(nodes: int) -> str:
 
 def _describe_rest(alive: list[Json]) -> str:
     """The pods that a failed attempt waits for, as the end of a sentence."""
-    return f" and waits for {pod_state.describe_pods(alive)} to stop" if alive else ""
+    return f" and waits for {describe_pods(alive)} to stop" if alive else ""
 
 
 def _finish(draft: Draft, state: step_state.Succeeded | step_state.ResultLost) -> None:

@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 from finetune_crds.base import Json
 from finetune_crds.status_parts import JobUsage, Usage
+from finetune_operator.batch.owners import find_owner
+from finetune_operator.batch.state import is_alive
 from finetune_operator.finetunejob import children
 from finetune_operator.finetunejob.draft import device
 from finetune_operator.finetunejob.draft.draft import Draft
@@ -101,7 +103,7 @@ def _by_job(pods: Iterable[Json]) -> dict[str, list[Json]]:
     """The pods, by the uid of their Job. Of a pod that appears twice, the first state is used."""
     pods_by_job: dict[str, dict[str, Json]] = defaultdict(dict)
     for pod in pods:
-        owner = children.find_owner("Pod", pod)
+        owner = find_owner("Pod", pod)
         if owner:
             pods_by_job[owner.uid].setdefault(pod["metadata"]["name"], pod)
     return {uid: list(job_pods.values()) for uid, job_pods in pods_by_job.items()}
@@ -164,7 +166,7 @@ def running_span(pod: Json) -> Span | None:
     start = children.parse_time(status.get("startTime"))
     if start is None:
         return None
-    if not children.is_alive(pod):
+    if not is_alive(pod):
         # A pod whose end is unknown counts as zero seconds.
         return Span(start, _end_time(status) or start)
     return Span(start, children.find_deletion_request_time(pod))

@@ -9,7 +9,7 @@ from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.finetunejob import FineTuneJobSpec
 from finetune_crds.status import FineTuneJobStatus
-from finetune_operator.finetunejob.children import has_ended, is_being_deleted
+from finetune_operator.batch.state import has_ended, is_being_deleted
 from finetune_operator.finetunejob.model import Action, Decision, Deletion, FineTuneJob, Observed, TakeLease
 from finetune_operator.policy.status import StatusBuilder
 from finetune_operator.settings import Settings

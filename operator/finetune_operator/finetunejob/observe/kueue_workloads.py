@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 from finetune_crds.base import Json
 from finetune_operator import names
-from finetune_operator.finetunejob.children import has_ended, is_suspended
+from finetune_operator.batch.state import has_ended
+from finetune_operator.finetunejob.children import is_suspended
 from finetune_operator.finetunejob.model import FineTuneJob, QueueState
 from finetune_operator.finetunejob.observe.background_reads import BackgroundReads, MaxAge, ReadPace
 from finetune_operator.finetunejob.observe.shared_answers import SharedAnswers

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from finetune_crds.base import Json
+from finetune_operator.batch.blockage import unschedulable_condition
 from finetune_operator.finetunejob.draft import device
-from finetune_operator.finetunejob.pods import health
 from finetune_operator.kube import Kube, KubeError
 
 log = logging.getLogger(__name__)
@@ -75,9 +75,7 @@ class NodeReader:
             alive: the pods that have not ended.
             gpu_resource: another resource that counts as a GPU, in addition to those with known names.
         """
-        if not any(
-            health.unschedulable_condition(pod) and device.count_gpus(pod, gpu_resource) for pod in alive
-        ):
+        if not any(unschedulable_condition(pod) and device.count_gpus(pod, gpu_resource) for pod in alive):
             return None
         now = self.clock()
         if self._offers is None or now - self._offers.read_at >= _OFFERED_CACHE_SECONDS:

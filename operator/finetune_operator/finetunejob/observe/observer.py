@@ -9,10 +9,11 @@ from finetune_crds.base import Json
 from finetune_crds.finetunejob import FineTuneJobSpec
 from finetune_crds.status import FineTuneJobStatus
 from finetune_operator import names
+from finetune_operator.batch.state import is_alive
 from finetune_operator.controller.reading import read_spec, read_status
 from finetune_operator.controller.store import Store
 from finetune_operator.defaults import Defaults
-from finetune_operator.finetunejob.children import is_alive, is_lost
+from finetune_operator.finetunejob.children import is_lost
 from finetune_operator.finetunejob.draft import device
 from finetune_operator.finetunejob.model import FineTuneJob, Observed, ResumedJob
 from finetune_operator.finetunejob.observe.alias_versions import AliasVersionReader

@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from finetune_crds.base import Json
+from finetune_operator.batch.blockage import unschedulable_condition
 from finetune_operator.finetunejob.model import FineTuneJob, PodEvent
 from finetune_operator.finetunejob.pods import health
 from finetune_operator.kube import Kube, KubeError
@@ -79,7 +80,7 @@ class PodEventReader:
 
 def _pods_to_ask_about(alive: Sequence[Json], now: datetime) -> Iterator[Json]:
     """The first and the last pod without a node, and the first pod that has a node but does not start."""
-    unschedulable = [pod for pod in alive if health.unschedulable_condition(pod)]
+    unschedulable = [pod for pod in alive if unschedulable_condition(pod)]
     if unschedulable:
         yield unschedulable[0]
     if len(unschedulable) > 1:

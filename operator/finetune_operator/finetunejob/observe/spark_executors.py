@@ -11,7 +11,7 @@ from typing import NamedTuple
 from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionType
 from finetune_operator import names
-from finetune_operator.finetunejob.children import is_alive
+from finetune_operator.batch.state import is_alive
 from finetune_operator.finetunejob.model import FineTuneJob
 from finetune_operator.finetunejob.preparation import driver_pod, executors
 from finetune_operator.kube import Kube, KubeError

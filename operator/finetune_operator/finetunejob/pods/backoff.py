@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from finetune_crds.base import Json
-from finetune_operator.finetunejob.children import job_condition, parse_time
+from finetune_operator.batch.state import job_condition
+from finetune_operator.finetunejob.children import parse_time
 from finetune_operator.finetunejob.draft.draft import Draft
 
 _FIRST_SECONDS = 10

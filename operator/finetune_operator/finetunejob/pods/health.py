@@ -5,18 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import NamedTuple
 
 from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason, ConditionType
+from finetune_operator.batch.blockage import Blockage, find_waiting_container, unschedulable_condition
+from finetune_operator.batch.state import describe_pods, is_being_deleted
 from finetune_operator.finetunejob import children
 from finetune_operator.finetunejob.draft import device
 from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.finetunejob.model import PodEvent
 from finetune_operator.finetunejob.pods import pod_state
 
-_PULL_REASONS = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"})
-_CONFIG_REASONS = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
 # Events, by their reasons, of cluster-autoscaler and of Karpenter: a node is being added for the pod.
 _SCALE_UP_EVENTS = frozenset({"TriggeredScaleUp", "Nominated"})
 # Events of cluster-autoscaler: no node will be added for the pod.
@@ -39,13 +38,6 @@ _NODE_TIMEOUT = timedelta(minutes=15)
 _REFUSALS = frozenset(
     {ConditionReason.NAME_TAKEN, ConditionReason.POD_REJECTED, ConditionReason.POD_TEMPLATE_INVALID}
 )
-
-
-class Blockage(NamedTuple):
-    """An obstacle that keeps a pod from running."""
-
-    reason: ConditionReason
-    message: str
 
 
 # When pods have several blockages, the first in this order is reported.
@@ -151,24 +143,16 @@ def _find_pod_blockage(pod: Json, events: Sequence[PodEvent], now: datetime) -> 
     unscheduled = unschedulable_condition(pod)
     if unscheduled:
         return _explain_missing_node(pod, unscheduled, events, now)
-    return _find_waiting_container(pod) or _find_failed_event(pod, events)
+    return find_waiting_container(pod) or _find_failed_event(pod, events)
 
 
 def _describe_unready_node(pod: Json) -> str:
-    if children.is_being_deleted(pod):
+    if is_being_deleted(pod):
         return pod_state.describe_lost_pod(pod)
     return (
-        f"the node of {pod_state.describe_pods([pod])} is not ready: if it does not return within distributed.nodeLostSeconds, "
+        f"the node of {describe_pods([pod])} is not ready: if it does not return within distributed.nodeLostSeconds, "
         "Kubernetes evicts the pod and the step starts again on another node"
     )
-
-
-def unschedulable_condition(pod: Json) -> Json | None:
-    """The condition of a pod for which the scheduler finds no node, or None."""
-    for item in pod.get("status", {}).get("conditions") or []:
-        if item["type"] == "PodScheduled" and item.get("reason") == "Unschedulable":
-            return dict(item)
-    return None
 
 
 def _explain_missing_node(
@@ -193,30 +177,12 @@ def _explain_missing_node(
     return Blockage(ConditionReason.UNSCHEDULABLE, f"pod {name} cannot be scheduled: {message}{declined}")
 
 
-def _find_waiting_container(pod: Json) -> Blockage | None:
-    """The first container that cannot start because of its image or its configuration, as a blockage; None without one."""
-    status, where = pod.get("status", {}), pod_state.describe_pods([pod])
-    for item in (status.get("initContainerStatuses") or []) + (status.get("containerStatuses") or []):
-        waiting = item.get("state", {}).get("waiting") or {}
-        detail = waiting.get("message") or waiting.get("reason")
-        if waiting.get("reason") in _PULL_REASONS:
-            return Blockage(
-                ConditionReason.IMAGE_PULL_FAILED,
-                f"{where} cannot pull {item.get('image')}: {waiting['reason']}: {detail}",
-            )
-        if waiting.get("reason") in _CONFIG_REASONS:
-            return Blockage(
-                ConditionReason.CONTAINER_CONFIG_ERROR, f"{where} cannot start {item['name']}: {detail}"
-            )
-    return None
-
-
 def _find_failed_event(pod: Json, events: Sequence[PodEvent]) -> Blockage | None:
     """Describe the volume or the sandbox that a pod with a node waits for, which only Events report; None if it waits for neither."""
     last = _last_event(events, _VOLUME_EVENTS | _SANDBOX_EVENTS | _CONTAINER_EVENTS)
     if not is_pending_on_node(pod) or last is None:
         return None
-    where = pod_state.describe_pods([pod])
+    where = describe_pods([pod])
     if last.reason in _VOLUME_EVENTS:
         remedy = (
             "; if that node is lost, delete it or give it the taint node.kubernetes.io/out-of-service"
@@ -238,7 +204,7 @@ def describe_image_pull(draft: Draft, alive: Sequence[Json]) -> str:
     for pod in alive:
         last = _last_event(draft.observed.pod_events.get(pod["metadata"]["name"], ()), _CONTAINER_EVENTS)
         if is_pending_on_node(pod) and last and last.reason == "Pulling":
-            return f"; {pod_state.describe_pods([pod])}: {last.message}"
+            return f"; {describe_pods([pod])}: {last.message}"
     return ""
 
 

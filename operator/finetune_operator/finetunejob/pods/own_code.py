@@ -19,6 +19,7 @@ from finetune_crds.conditions import ConditionReason
 from finetune_crds.status import LastFailure
 from finetune_crds.trainer import Trainer
 from finetune_operator import names
+from finetune_operator.batch.state import describe_pods
 from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.finetunejob.pods import installer, pod_state, template
 from finetune_operator.template_merge import containers, merge
@@ -78,7 +79,7 @@ def describe_step(alive: Sequence[Json]) -> str:
     for pod in alive:
         for item in pod.get("status", {}).get("initContainerStatuses") or []:
             if item["name"] in _STEPS and "running" in item.get("state", {}):
-                return f"; {pod_state.describe_pods([pod])} {_STEPS[item['name']]}"
+                return f"; {describe_pods([pod])} {_STEPS[item['name']]}"
     return ""
 
 

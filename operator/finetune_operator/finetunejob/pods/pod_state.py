@@ -12,6 +12,7 @@ from finetune_crds.conditions import ConditionReason
 from finetune_crds.contract import TerminationMessage
 from finetune_crds.status import LastFailure
 from finetune_operator import names
+from finetune_operator.batch.state import describe_pods, find_node, is_alive
 from finetune_operator.finetunejob import children
 
 REASON_OF_EXIT = {
@@ -67,22 +68,7 @@ class Exit:
 
 def alive(pods: Iterable[Json]) -> list[Json]:
     """The pods that have not ended; one that is being deleted counts."""
-    return [pod for pod in pods if children.is_alive(pod)]
-
-
-def describe_pods(pods: Sequence[Json]) -> str:
-    """The first pod with its node, and the number of the others."""
-    more = f" and {len(pods) - 1} more" if len(pods) > 1 else ""
-    return f"{describe_pod(pods[0]['metadata']['name'], _node(pods[0]))}{more}"
-
-
-def describe_pod(name: str, node: str | None) -> str:
-    """A pod with its node, if it has one."""
-    return f"pod {name} on node {node}" if node else f"pod {name}"
-
-
-def _node(pod: Json) -> str | None:
-    return pod.get("spec", {}).get("nodeName") or None
+    return [pod for pod in pods if is_alive(pod)]
 
 
 def describe_lost_pod(pod: Json) -> str:
@@ -91,7 +77,7 @@ def describe_lost_pod(pod: Json) -> str:
     NB: the operator does not force the deletion. Kubernetes does, once a pod certainly no longer runs: the pod garbage collector
     deletes the pods of a node that no longer exists or has the taint out-of-service (pkg/controller/podgc, 1.37).
     """
-    name, node = pod["metadata"]["name"], _node(pod)
+    name, node = pod["metadata"]["name"], find_node(pod)
     why = (
         "is not ready" if children.is_on_unready_node(pod) else "did not stop the pod within its grace period"
     )
@@ -179,7 +165,7 @@ def _find_exit(pod: Json, container: str) -> Exit | None:
         return Exit(
             pod=pod["metadata"]["name"],
             container=name,
-            node=_node(pod),
+            node=find_node(pod),
             node_rank=children.node_rank(pod),
             code=int(terminated.get("exitCode", 0)),
             reason=terminated.get("reason") or UNEXPLAINED,
@@ -193,11 +179,11 @@ def _find_exit(pod: Json, container: str) -> Exit | None:
         # No container terminated: the node rejected or evicted the pod, or no longer exists.
         reason, text = status.get("reason") or "PodFailed", status.get("message") or ""
         if node_deleted:
-            reason, text = _NODE_LOST, f"node {_node(pod)} no longer exists"
+            reason, text = _NODE_LOST, f"node {find_node(pod)} no longer exists"
         return Exit(
             pod=pod["metadata"]["name"],
             container=None,
-            node=_node(pod),
+            node=find_node(pod),
             node_rank=children.node_rank(pod),
             # There is no exit code: use that of SIGKILL.
             code=_SIGKILL_CODE,
@@ -330,7 +316,7 @@ def find_loss(
         if children.is_lost(pod, now):
             return LastFailure(
                 pod=pod["metadata"]["name"],
-                node=_node(pod),
+                node=find_node(pod),
                 # With one rank per node, the rank is the node rank.
                 rank=children.node_rank(pod) if ranks_per_node == 1 else None,
                 reason=_NODE_LOST,

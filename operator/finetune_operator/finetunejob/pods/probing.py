@@ -10,8 +10,9 @@ from finetune_crds import contract
 from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason
 from finetune_operator import names
+from finetune_operator.batch.blockage import Blockage
 from finetune_operator.finetunejob.draft.draft import Draft
-from finetune_operator.finetunejob.pods import health, own_code
+from finetune_operator.finetunejob.pods import own_code
 from finetune_operator.template_merge import merge
 
 
@@ -57,7 +58,7 @@ def is_probing(job: Json) -> bool:
     return bool(job["spec"]["parallelism"] < job["spec"]["completions"])
 
 
-def complete_gang(draft: Draft, job: Json, pods: list[Json], blockage: health.Blockage | None) -> None:
+def complete_gang(draft: Draft, job: Json, pods: list[Json], blockage: Blockage | None) -> None:
     """Give the Job of an attempt all its pods when the command of its first pod runs, or when the scheduler finds no node for this pod."""
     is_unschedulable = blockage is not None and blockage.reason == ConditionReason.UNSCHEDULABLE
     if is_probing(job) and (is_unschedulable or any(map(_has_started, pods))):

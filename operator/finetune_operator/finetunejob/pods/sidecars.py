@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from finetune_crds.base import Json
-from finetune_operator.finetunejob.children import classify_children, has_ended, is_suspended, job_condition
+from finetune_operator.batch.state import has_ended, job_condition
+from finetune_operator.finetunejob.children import classify_children, is_suspended
 from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.finetunejob.pods import pod_state
 

@@ -11,12 +11,13 @@ from datetime import datetime
 from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason
 from finetune_crds.status import LastFailure
+from finetune_operator.batch.blockage import Blockage
+from finetune_operator.batch.state import describe_pod, describe_pods, is_alive
 from finetune_operator.finetunejob.children import (
     ComponentChildren,
     classify_children,
     find_deletion_request_time,
     find_loss_time,
-    is_alive,
     is_lost,
     is_suspended,
     was_stopped_by_suspension,
@@ -112,7 +113,7 @@ class _AtWork(_WithJob):
 
     alive: list[Json]
     ready: int
-    blockage: health.Blockage | None
+    blockage: Blockage | None
     failure: LastFailure | None
 
 
@@ -279,7 +280,7 @@ def describe_stop(draft: Draft, state: Stopping) -> str:
     _requeue_at_loss(draft, state.stopping_pods)
     draft.poll()
     _, cause = queueing.explain_suspension(draft, state.job)
-    return f"waits for {pod_state.describe_pods(state.stopping_pods)} to stop: {cause}"
+    return f"waits for {describe_pods(state.stopping_pods)} to stop: {cause}"
 
 
 def _requeue_at_loss(draft: Draft, alive: list[Json]) -> None:
@@ -300,6 +301,6 @@ def explain_failure(state: Failed, step: Step, reason: ConditionReason) -> tuple
     if failure is None:
         return reason, f": {state.condition.get('message', '')}"
     exit_reason = pod_state.REASON_OF_EXIT.get(failure.exit_code or 0, reason)
-    where = pod_state.describe_pod(failure.pod or "", failure.node)
+    where = describe_pod(failure.pod or "", failure.node)
     no_retry = sidecars.explain_no_retry(state.pods, step.container)
     return exit_reason, f" in {where}: {failure.message}{no_retry}"

@@ -6,21 +6,20 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from finetune_crds import API_VERSION, contract
+from finetune_crds import contract
 from finetune_crds.base import Json
 from finetune_crds.env import LocalReference
 from finetune_crds.pods import MAIN_CONTAINER
 from finetune_crds.training import ModelCache
 from finetune_operator import names
+from finetune_operator.batch.owners import build_owner_reference
+from finetune_operator.batch.pod_defaults import GRACE_SECONDS, IGNORE_DISRUPTION, TMP, build_pod_defaults
 from finetune_operator.finetunejob.model import FineTuneJob
 from finetune_operator.finetunejob.pods import tolerations
 from finetune_operator.template_merge import containers, merge
 
-# The default of terminationGracePeriodSeconds.
-_GRACE_SECONDS = 120
 # Retries after failures that neither the recipe nor the data caused, such as a crash of the JVM or an unreachable MLflow.
 _BACKOFF_LIMIT = 2
-_TMP = "/tmp"  # noqa: S108
 # With this variable, the Hub's client in a user's script uses the model cache too.
 _HUB_IN_CACHE = (
     {"name": "HF_HUB_CACHE", "value": f"{contract.MODEL_CACHE_PATH}/{contract.MODEL_CACHE_HUB}"},
@@ -44,7 +43,7 @@ def grace_seconds(user_template: Json | None) -> int:
     """Return the seconds between SIGTERM and SIGKILL."""
     spec = (user_template or {}).get("spec")
     grace_period = spec.get("terminationGracePeriodSeconds") if isinstance(spec, dict) else None
-    return grace_period if isinstance(grace_period, int) else _GRACE_SECONDS
+    return grace_period if isinstance(grace_period, int) else GRACE_SECONDS
 
 
 def labels(ftj: FineTuneJob, component: str, attempt: int | None = None) -> dict[str, str]:
@@ -64,16 +63,7 @@ def metadata(ftj: FineTuneJob, name: str, component: str, attempt: int | None = 
         "name": name,
         "namespace": ftj.namespace,
         "labels": labels(ftj, component, attempt),
-        "ownerReferences": [
-            {
-                "apiVersion": API_VERSION,
-                "kind": "FineTuneJob",
-                "name": ftj.name,
-                "uid": ftj.uid,
-                "controller": True,
-                "blockOwnerDeletion": True,
-            }
-        ],
+        "ownerReferences": [build_owner_reference("FineTuneJob", ftj.name, ftj.uid)],
     }
 
 
@@ -126,11 +116,11 @@ def pod_template(
         node_lost_seconds: how long the pod waits for a node that is not ready.
     """
     # NB: from the lowest to the highest precedence: the defaults, `settings`, the user's template, `owned_fields`.
-    defaults = _defaults(
+    defaults = build_pod_defaults(
         container, image, is_product_image=is_product_image, pull_policy=pull_policy, user=user
     )
     settings: Json = {
-        "env": [{"name": "HOME", "value": _TMP}, *(_HUB_IN_CACHE if model_cache else ())],
+        "env": [{"name": "HOME", "value": TMP}, *(_HUB_IN_CACHE if model_cache else ())],
         "envFrom": [],
         **({"command": list(command)} if command else {}),
         **({"args": list(args)} if args else {}),
@@ -180,51 +170,6 @@ def _cached_models(cache: ModelCache) -> tuple[list[Json], list[Json]]:
     return [volume], [{"name": name, "mountPath": contract.MODEL_CACHE_PATH}]
 
 
-def _defaults(container: str, image: str, *, is_product_image: bool, pull_policy: str, user: int) -> Json:
-    """Return a pod without an API token that satisfies the `restricted` Pod Security Standard.
-
-    With `user` 0, the pod also satisfies OpenShift's restricted-v2, which assigns the user itself.
-    """
-    return {
-        "spec": {
-            "automountServiceAccountToken": False,
-            "enableServiceLinks": False,
-            "terminationGracePeriodSeconds": _GRACE_SECONDS,
-            "securityContext": {
-                "runAsNonRoot": True,
-                **(
-                    {"runAsUser": user, "runAsGroup": user, "fsGroup": user}
-                    if is_product_image and user
-                    else {}
-                ),
-                "seccompProfile": {"type": "RuntimeDefault"},
-            },
-            "containers": [
-                {
-                    "name": container,
-                    "image": image,
-                    "imagePullPolicy": pull_policy,
-                    "terminationMessagePolicy": "FallbackToLogsOnError",
-                    "securityContext": {
-                        "allowPrivilegeEscalation": False,
-                        "capabilities": {"drop": ["ALL"]},
-                        **({"readOnlyRootFilesystem": True} if is_product_image else {}),
-                    },
-                    "volumeMounts": [
-                        {"name": "tmp", "mountPath": _TMP},
-                        {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108
-                    ],
-                }
-            ],
-            "volumes": [
-                {"name": "tmp", "emptyDir": {}},
-                # NB: containers get 64 MiB of shared memory by default; NCCL and data loaders need more.
-                {"name": "shm", "emptyDir": {"medium": "Memory"}},
-            ],
-        }
-    }
-
-
 def init_container_fields(pod: Json, container: str, *, is_product_image: bool) -> Json:
     """Return the fields that an init container of the operator copies from the main container to reach the same storage and servers.
 
@@ -267,10 +212,6 @@ def retried_job(job_metadata: Json, pod: Json, *container_names: str) -> Json:
 
     An evicted or preempted pod does not use up a retry.
     """
-    ignore_disruption: Json = {
-        "action": "Ignore",
-        "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
-    }
     codes = [contract.EXIT_RECIPE, contract.EXIT_DATA]
     fail_permanently: list[Json] = [
         {
@@ -285,7 +226,7 @@ def retried_job(job_metadata: Json, pod: Json, *container_names: str) -> Json:
         "metadata": job_metadata,
         "spec": {
             "backoffLimit": _BACKOFF_LIMIT,
-            "podFailurePolicy": {"rules": [ignore_disruption, *fail_permanently]},
+            "podFailurePolicy": {"rules": [IGNORE_DISRUPTION, *fail_permanently]},
             "template": pod,
         },
     }

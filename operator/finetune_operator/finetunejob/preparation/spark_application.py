@@ -18,8 +18,9 @@ from finetune_crds.finetunejob import FineTuneJobSpec
 from finetune_crds.status import LastFailure
 from finetune_crds.status_parts import SparkApplicationStatus
 from finetune_operator import names
+from finetune_operator.batch.state import describe_pod, describe_pods, is_being_deleted
 from finetune_operator.errors import Problem
-from finetune_operator.finetunejob.children import is_being_deleted, is_lost
+from finetune_operator.finetunejob.children import is_lost
 from finetune_operator.finetunejob.draft import pending_run
 from finetune_operator.finetunejob.draft.companions import restore_companions
 from finetune_operator.finetunejob.draft.draft import Draft
@@ -297,7 +298,7 @@ def _fail(
     draft.update(last_failure=failure)
     subject = f"SparkApplication {status.name}"
     if failure.exit_code in pod_state.REASON_OF_EXIT:
-        place = pod_state.describe_pod(failure.pod or "", failure.node)
+        place = describe_pod(failure.pod or "", failure.node)
         _give_up(
             draft,
             pod_state.REASON_OF_EXIT[failure.exit_code],
@@ -386,5 +387,5 @@ def _stop(draft: Draft, children: CustomChildren, *, except_name: str = "") -> s
     for pod in drivers:
         draft.remove(pod, "Pod")
     if drivers:
-        return pod_state.describe_pods(drivers)
+        return describe_pods(drivers)
     return f"SparkApplication {next(iter(running))}" if running else None

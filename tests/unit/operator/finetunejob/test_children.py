@@ -8,15 +8,14 @@ import pytest
 
 from finetune_crds.base import API_VERSION
 from finetune_operator import names
+from finetune_operator.batch.owners import Owner, find_owner
 from finetune_operator.controller.store import Store
 from finetune_operator.controller.workqueue import WorkQueue
 from finetune_operator.finetunejob import enqueue
 from finetune_operator.finetunejob.children import (
     ComponentChildren,
-    Owner,
     classify_children,
     find_loss_time,
-    find_owner,
     is_child,
     is_lost,
 )

@@ -10,9 +10,9 @@ import pytest
 
 from finetune_crds.contract import PrepResult, TerminationMessage, TrainResult
 from finetune_crds.status import SplitCounts
+from finetune_operator.batch.state import has_ended
 from finetune_operator.controller.store import KINDS
 from finetune_operator.finetunejob import apply
-from finetune_operator.finetunejob.children import has_ended
 from finetune_operator.finetunejob.model import ActionResult, EnsureRun, SetAlias
 from finetune_operator.finetunejob.observe.run_creator import RunCreator
 from finetune_operator.kube import KubeError

@@ -8,6 +8,7 @@ import pytest
 
 from finetune_crds.contract import PodError, TerminationMessage
 from finetune_crds.status import LastFailure
+from finetune_operator.batch.state import describe_pods
 from finetune_operator.finetunejob.children import ComponentChildren, pods_of_job
 from finetune_operator.finetunejob.pods import pod_state
 from fixtures.operator_in_memory.decisions import (
@@ -208,11 +209,8 @@ def test_counting() -> None:
 
 def test_a_person_reads_which_pods_and_where() -> None:
     on_a_node = pod(JOB, 0, node="node-1")
-    assert pod_state.describe_pods([on_a_node]) == "pod tune-train-1-0-abcde on node node-1"
-    assert (
-        pod_state.describe_pods([pod(JOB, 0), pod(JOB, 1), pod(JOB, 2)])
-        == "pod tune-train-1-0-abcde and 2 more"
-    )
+    assert describe_pods([on_a_node]) == "pod tune-train-1-0-abcde on node node-1"
+    assert describe_pods([pod(JOB, 0), pod(JOB, 1), pod(JOB, 2)]) == "pod tune-train-1-0-abcde and 2 more"
 
 
 STALE: dict[str, tuple[list[Json], str]] = {
