@@ -216,6 +216,8 @@ class ConditionReason(StrEnum):
     GATES_PASSED = "GatesPassed"
     GATE_FAILED = "GateFailed"
     GATE_INCONCLUSIVE = "GateInconclusive"
+    GATE_RUNNING = "GateRunning"
+    GATE_NOT_STARTED = "GateNotStarted"
     PASSED_BEFORE = "PassedBefore"
     AWAITING_APPROVAL = "AwaitingApproval"
     APPROVED = "Approved"

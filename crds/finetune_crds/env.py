@@ -51,6 +51,9 @@ CODE_ENV = "CODE_SOURCE_PATH"
 # Only the operator sets these variables in an evaluation pod with your own command; other pods can use the names.
 EVALUATION_ENV = ("MODEL_PATH", "METRICS_PATH")
 
+# Only the operator sets these variables in the pod of a gate; other pods can use the names.
+GATE_ENV = ("MODEL_URI", "MODEL_NAME", "MODEL_VERSION", "METRICS_PATH")
+
 # RESERVED_ENV as a CEL list.
 RESERVED_LIST = f"[{', '.join(repr(name) for name in RESERVED_ENV)}]"
 

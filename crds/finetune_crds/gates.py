@@ -5,14 +5,32 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
+from pydantic.json_schema import SkipJsonSchema
 
-from finetune_crds.base import ApiModel, Name, list_type_map, rules
+from finetune_crds.base import (
+    ApiModel,
+    Image,
+    LongText,
+    Name,
+    Passthrough,
+    Rule,
+    join_names,
+    list_type_map,
+    rules,
+)
+from finetune_crds.env import GATE_ENV, Env
 
+MAX_JOB_GATES = 8
+DEFAULT_TIMEOUT_SECONDS = 3600
+_WEEK_IN_SECONDS = 7 * 24 * 3600
 _Tolerance = Annotated[float, Field(ge=0, le=1e12)]
+_GateName = Annotated[
+    str, Field(min_length=1, max_length=63, pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$")
+]
 
 
 class MetricGate(ApiModel):
-    """Bounds of a number. The gate reads the tag of the version with this name or, without such a tag, the metric of its run."""
+    """Bounds of a number. Without `job`, the gate reads the tag of the version with this name or else the metric of its run."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
@@ -27,6 +45,8 @@ class MetricGate(ApiModel):
     """Minimum value that passes."""
     max: float | None = None
     """Maximum value that passes."""
+    job: _GateName | None = None
+    """Gate of type Job whose Job reports the number."""
 
 
 class TagGate(ApiModel):
@@ -60,7 +80,7 @@ class Tolerance(ApiModel):
 class ComparisonGate(ApiModel):
     """A comparison with the version that the alias points at, if both were evaluated on the same data.
 
-    If the alias does not exist yet, the gate passes.
+    If the alias does not exist yet, the gate passes. With `job`, the operator runs the Job for both versions.
     """
 
     model_config = ConfigDict(
@@ -77,6 +97,39 @@ class ComparisonGate(ApiModel):
     """The version must be better by at least this much. With `absolute: 0` an equal version passes too."""
     not_worse_than: Tolerance | None = None
     """The version may be worse by at most this much."""
+    job: _GateName | None = None
+    """Gate of type Job whose Job reports the number."""
+
+
+class JobGate(ApiModel):
+    """A Job that the operator runs once for each version, and again if this part of the gate changes."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            (
+                f"!has(self.env) || !self.env.exists(item, item.name in {[*GATE_ENV]})",
+                f"the operator sets {join_names(GATE_ENV)}: remove them from env",
+                ".env",
+            ),
+        )
+    )
+
+    image: Image
+    """Container image."""
+    command: Annotated[list[LongText], Field(max_length=64)] = Field(default_factory=list)
+    """Command. It finds the version in MODEL_URI, MODEL_NAME and MODEL_VERSION, and fails with an exit code other than 0. It can
+    write numbers to the file METRICS_PATH as a JSON object, or log them as metrics of the MLflow run MLFLOW_RUN_ID."""
+    args: Annotated[list[LongText], Field(max_length=256)] = Field(default_factory=list)
+    """Arguments of the command."""
+    env: Env = Field(default_factory=list)
+    """Environment variables. A variable overrides its namesake in the chart's defaults.pods.all."""
+    template: Passthrough | None = None
+    """Other fields of a PodTemplateSpec, such as resources, envFrom or serviceAccountName. The container `main` is the Job's
+    own. The pod gets no API token."""
+    timeout_seconds: Annotated[int, Field(ge=1, le=_WEEK_IN_SECONDS)] | None = None
+    """Time limit of a pod, from its start on a node. Default: 3600."""
+    retries: Annotated[int, Field(ge=0, le=10)] | None = None
+    """Pods that run after one that failed. Evicted and preempted pods do not count. Default: 0."""
 
 
 class Gate(ApiModel):
@@ -86,30 +139,79 @@ class Gate(ApiModel):
         json_schema_extra=rules(
             (
                 "has(self.metric) == (self.type == 'Metric') && has(self.tag) == (self.type == 'Tag') && "
-                "has(self.comparison) == (self.type == 'Comparison')",
-                "set only the field that matches type: metric for Metric, tag for Tag, comparison for Comparison",
+                "has(self.comparison) == (self.type == 'Comparison') && has(self.job) == (self.type == 'Job')",
+                "set only the field that matches type: metric for Metric, tag for Tag, comparison for Comparison, job for Job",
             ),
         )
     )
 
-    name: Annotated[
-        str, Field(min_length=1, max_length=63, pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$")
-    ]
+    name: _GateName
     """Name of the gate, also in its verdict."""
-    type: Literal["Metric", "Tag", "Comparison"]
-    """Kind of gate: Metric checks a number, Tag a tag, Comparison a number of two versions."""
+    type: Literal["Metric", "Tag", "Comparison", "Job"]
+    """Kind of gate: Metric checks a number, Tag a tag, Comparison a number of two versions, Job the exit of a Job."""
     metric: MetricGate | None = None
     """Bounds of a number."""
     tag: TagGate | None = None
     """A tag that the version must have."""
     comparison: ComparisonGate | None = None
     """A comparison with the version that the alias points at."""
+    job: JobGate | None = None
+    """A Job that must succeed. Gates of type Metric and Comparison can use its numbers."""
+
+    @property
+    def job_name(self) -> str | None:
+        """The gate of type Job whose number this gate uses; None if it uses none."""
+        part = self.metric or self.comparison
+        return part.job if part else None
 
 
+class CanaryGate(Gate):
+    """One condition on a version that receives a share of the traffic."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            (
+                "has(self.metric) == (self.type == 'Metric') && has(self.tag) == (self.type == 'Tag') && "
+                "has(self.comparison) == (self.type == 'Comparison')",
+                "set only the field that matches type: metric for Metric, tag for Tag, comparison for Comparison",
+            ),
+            (
+                "(!has(self.metric) || !has(self.metric.job)) && (!has(self.comparison) || !has(self.comparison.job))",
+                "a gate of a canary cannot use the number of a Job: set the gate in spec.gates",
+            ),
+        )
+    )
+
+    type: Literal["Metric", "Tag", "Comparison"]
+    """Kind of gate: Metric checks a number, Tag a tag, Comparison a number of two versions."""
+    job: SkipJsonSchema[None] = None
+
+
+CanaryGates = Annotated[
+    list[CanaryGate],
+    Field(
+        max_length=32,
+        json_schema_extra=list_type_map("name"),
+    ),
+]
 Gates = Annotated[
     list[Gate],
     Field(
         max_length=32,
-        json_schema_extra=list_type_map("name"),
+        json_schema_extra=list_type_map("name")
+        | rules(
+            (
+                f"self.filter(gate, gate.type == 'Job').size() <= {MAX_JOB_GATES}",
+                f"at most {MAX_JOB_GATES} gates can have type Job",
+            ),
+            *(
+                Rule(
+                    f"self.all(gate, !has(gate.{field}) || !has(gate.{field}.job) || "
+                    f"self.exists(other, other.type == 'Job' && other.name == gate.{field}.job))",
+                    f"{field}.job must be the name of a gate of type Job",
+                )
+                for field in ("metric", "comparison")
+            ),
+        ),
     ),
 ]

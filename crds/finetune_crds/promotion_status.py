@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field
 
 from finetune_crds.base import ApiModel, list_type_map
 from finetune_crds.conditions import UNSEEN, Conditions, ObservedGeneration
+from finetune_crds.gates import MAX_JOB_GATES
 from finetune_crds.serving import ServingStatus
 
 PromotionPhase = Literal[
@@ -78,6 +79,35 @@ class GatesStatus(ApiModel):
     """Gates that passed, out of all gates, such as 2/3."""
     verdicts: Annotated[list[GateVerdict], Field(max_length=64)] = Field(default_factory=list)
     """The verdict of each gate, in the order of the spec."""
+
+
+MAX_GATE_RESULTS = 2 * MAX_JOB_GATES
+"""Enough for every Job of the candidate and of the version that the alias points at."""
+MAX_GATE_NUMBERS = 24
+MAX_GATE_MESSAGE = 1000
+
+
+class GateResult(ApiModel):
+    """The result of a gate's Job, which does not run again for the same version."""
+
+    version: _Version
+    """The version that the Job judged."""
+    digest: Annotated[str, Field(max_length=64)]
+    """Digest of the field `job` of the gate."""
+    job: Annotated[str, Field(max_length=63)]
+    """Name of the Job, which is deleted a day after it has ended."""
+    outcome: Literal["Succeeded", "Failed", "NotStarted"]
+    """Succeeded, Failed, or NotStarted if no container ran within timeoutSeconds."""
+    metrics: Annotated[dict[str, Annotated[str, Field(max_length=32)]], Field(max_length=MAX_GATE_NUMBERS)] = (
+        Field(default_factory=dict)
+    )
+    """The numbers that the Job reported, by name."""
+    message: Annotated[str, Field(max_length=MAX_GATE_MESSAGE)] = ""
+    """Why the Job failed or reported no numbers; empty otherwise."""
+    run_id: Annotated[str, Field(max_length=256)] | None = None
+    """The MLflow run of the Job."""
+    time: datetime
+    """When the operator recorded the result."""
 
 
 class ApprovalStatus(ApiModel):
@@ -219,6 +249,8 @@ class ModelPromotionStatus(ApiModel):
     """Identity of the model and of the versions in this status. If the registry has others, the operator writes nothing."""
     gates: GatesStatus | None = None
     """The verdicts of the gates on the candidate."""
+    gate_results: Annotated[list[GateResult], Field(max_length=MAX_GATE_RESULTS)] = Field(default_factory=list)
+    """The last results of the Jobs of gates, newest first."""
     approval: ApprovalStatus | None = None
     """The state of the approval of the candidate."""
     soak: SoakStatus | None = None

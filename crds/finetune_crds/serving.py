@@ -18,7 +18,7 @@ from finetune_crds.base import (
     rules,
 )
 from finetune_crds.env import LocalReference
-from finetune_crds.gates import Gates
+from finetune_crds.gates import CanaryGates
 
 _UnityCatalogName = Annotated[str, Field(min_length=1, max_length=255)]
 _Percent = Annotated[int, Field(ge=1, le=99)]
@@ -82,7 +82,7 @@ class Canary(ApiModel):
 
     steps: Annotated[list[CanaryStep], Field(min_length=1, max_length=10)]
     """The steps. After the last step the new version receives all traffic."""
-    gates: Gates = Field(default_factory=list)
+    gates: CanaryGates = Field(default_factory=list)
     """Gates that are evaluated during the steps. If a gate fails, the operator moves the endpoint and the alias back."""
 
 
