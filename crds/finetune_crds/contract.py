@@ -10,7 +10,7 @@ from pydantic import Field
 from finetune_crds.base import ApiModel, Name, NonNegative, Uri
 from finetune_crds.cleaning import RedactKind
 from finetune_crds.data import Columns
-from finetune_crds.env import CODE_ENV, EVALUATION_ENV
+from finetune_crds.env import CODE_ENV, EVALUATION_ENV, GATE_ENV
 from finetune_crds.evaluation import EvaluationResult
 from finetune_crds.status import SplitCounts
 from finetune_crds.status_parts import Commit, Digest, EvaluationSets, Recomputation, SourceRows, StepName
@@ -71,6 +71,8 @@ EVALUATE_FETCH = "--fetch"  # the option that only downloads the model
 ENV_MODEL_PATH, ENV_METRICS_PATH = EVALUATION_ENV
 MODEL_PATH = "/var/run/finetune/model"  # the folder of the model
 MODEL_VOLUME = "evaluated-model"
+# The Job of a gate: the variables with the version.
+ENV_MODEL_URI, ENV_MODEL_NAME, ENV_MODEL_VERSION = GATE_ENV[:3]
 # The code and the packages of your own command.
 CHECKOUT_COMMAND = "finetune-checkout"  # the command of the trainer image that fetches a commit
 ENV_GIT_USERNAME, ENV_GIT_PASSWORD = "FINETUNE_GIT_USERNAME", "FINETUNE_GIT_PASSWORD"
@@ -137,6 +139,10 @@ METRIC_KL = "kl"  # KTO: the estimate of the divergence from the reference
 # tag.
 TAG_JOB_UID = "finetune.dev/uid"  # operator, on the run: the operator finds the run by this tag
 TAG_JOB = "finetune.dev/job"  # operator, on the run: namespace/name
+TAG_GATE_JOB = "finetune.dev/gate-job"  # operator, on the run of a gate's Job: uid of the promotion and name of the Job
+TAG_PROMOTION = "finetune.dev/promotion"  # operator, on the run of a gate's Job: namespace/name
+TAG_JUDGED_MODEL = "finetune.dev/model"  # operator, on the run of a gate's Job: the registered model
+TAG_JUDGED_VERSION = "finetune.dev/version"  # operator, on the run of a gate's Job: the version
 TAG_NAMESPACE_UID = "finetune.dev/namespace-uid"  # operator, on the run: uid of the namespace of the job
 TAG_ATTEMPT = "finetune.dev/attempt"  # trainer, on the run: the newest attempt
 TAG_PREPARATION = (

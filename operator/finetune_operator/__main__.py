@@ -256,6 +256,9 @@ class Operator:
         promotion_events.on_event(self.store, self.queues.promotions, kind, body)
 
     async def _child(self, child: str, kind: str | None, body: Json) -> None:
+        if promotion_events.is_child(body):
+            promotion_events.on_child(self.store, self.queues.promotions, child, kind, body)
+            return
         finetunejob_events.on_child(self.store, self.queues.finetunejobs, child, kind, body)
 
 

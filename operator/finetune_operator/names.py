@@ -21,10 +21,18 @@ TAG_PROMOTED_GATES = "promoted_gates"  # digest of the gates that it passed
 
 LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"  # people
 LABEL_JOB = "finetune.dev/job"  # people: kubectl logs -l finetune.dev/job=NAME
-LABEL_UID = "finetune.dev/job-uid"  # the operator: which FineTuneJob a child belongs to
-LABEL_COMPONENT = "finetune.dev/component"  # the operator and people: prep, prep-executor, train or evaluate
+LABEL_UID = "finetune.dev/job-uid"  # the operator: which FineTuneJob or ModelPromotion a child belongs to
+LABEL_COMPONENT = (
+    "finetune.dev/component"  # the operator and people: prep, prep-executor, train, evaluate or gate
+)
 LABEL_ATTEMPT = "finetune.dev/attempt"  # the operator and people: which training attempt
-ANNOTATION_VERSION = "finetune.dev/version"  # the operator, on the evaluation's Job: the version to evaluate
+ANNOTATION_VERSION = (
+    "finetune.dev/version"  # the operator and people, on Jobs of evaluations and gates: the version to judge
+)
+ANNOTATION_PROMOTION = (
+    "finetune.dev/promotion"  # the operator, on Jobs of gates and their pods: the name of the ModelPromotion
+)
+ANNOTATION_RUN = "finetune.dev/mlflow-run"  # the operator, on Jobs of gates: the MLflow run
 ANNOTATION_DIGEST = "finetune.dev/digest"  # the operator, on the evaluation's Job: what the results of a custom command depend on
 ANNOTATION_ONE_POD = "finetune.dev/began-with-one-pod"
 # The operator, on an attempt's Job: the attempt began with one pod, since a server of code or packages did not answer the previous one.
@@ -46,6 +54,10 @@ PREP = "prep"
 EXECUTOR = "prep-executor"
 TRAIN = "train"
 EVALUATE = "evaluate"
+GATE = "gate"
+
+# Shortens the name of a promotion, so that the name of a Job, which becomes a label of its pods, has at most 63 characters.
+_MAX_PROMOTION_CHARS = 44
 
 SPARK_ACCOUNT = "finetune-spark"  # created by the chart: the default ServiceAccount of Spark drivers
 
@@ -85,9 +97,20 @@ def evaluate_name(job: str) -> str:
     return f"{job}-{EVALUATE}"
 
 
+def gate_job_name(promotion: str, digest: str) -> str:
+    """Name of the Job of a gate. The digest identifies the promotion, the version and the Job."""
+    start = promotion[:_MAX_PROMOTION_CHARS].replace(".", "-").rstrip("-")
+    return f"{start}-{GATE}-{digest}"
+
+
+def default_experiment(namespace: str, *, on_databricks: bool) -> str:
+    """Name of the MLflow experiment for the runs of a namespace."""
+    return f"/Shared/{namespace}" if on_databricks else namespace
+
+
 def experiment(namespace: str, tracking: Tracking, *, on_databricks: bool) -> str:
     """Name of the MLflow experiment that contains a job's run. The name never changes: `tracking` is immutable."""
-    return tracking.experiment or (f"/Shared/{namespace}" if on_databricks else namespace)
+    return tracking.experiment or default_experiment(namespace, on_databricks=on_databricks)
 
 
 def service_name(job: str) -> str:

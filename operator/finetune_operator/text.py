@@ -68,3 +68,8 @@ def normalize_address(uri: str) -> str:
 def strip_user(uri: str) -> str:
     """An address without user and password, for a message."""
     return _USER.sub("//", uri)
+
+
+def keep_last_lines(text: str, lines: int = 8, limit: int = 1000) -> str:
+    """The last lines of a log, up to `limit` characters: a Python traceback names its error at the end."""
+    return "\n".join(text.strip().splitlines()[-lines:])[-limit:]

@@ -1,4 +1,4 @@
-"""The operator's cache: FineTuneJobs with their children, and ModelPromotions.
+"""The operator's cache: FineTuneJobs and ModelPromotions with their children.
 
 Three sources write to the cache independently: the watches, the periodic lists, and the operator's own writes. Resource versions
 order these writes: an older object never replaces a newer one, and a deleted object does not return.
@@ -60,7 +60,8 @@ class Store:
     """The cache. Not thread-safe: use it on the event loop only.
 
     Attributes:
-        owner_of: the Job of a Pod, or the FineTuneJob of any other child; None for a foreign object, which is not kept.
+        owner_of: the Job of a Pod, or the FineTuneJob or ModelPromotion of any other child; None for a foreign object, which is not
+            kept.
         recorded_jobs: the Jobs that a FineTuneJob's status records. Their pods belong to the FineTuneJob even after the Job
             was deleted, which may happen while the operator is down.
     """
@@ -101,9 +102,9 @@ class Store:
         """FineTuneJobs."""
         return self._objects["FineTuneJob"]
 
-    def jobs_of(self, ftj: Identity) -> list[Json]:
-        """The Jobs of a FineTuneJob."""
-        return [self._objects["Job"][key] for key in sorted(self._by_owner["Job"].get(ftj, ()))]
+    def jobs_of(self, owner: Identity) -> list[Json]:
+        """The Jobs of a FineTuneJob or a ModelPromotion."""
+        return [self._objects["Job"][key] for key in sorted(self._by_owner["Job"].get(owner, ()))]
 
     def companions_of(self, ftj: Identity) -> frozenset[tuple[str, str]]:
         """Kind and name of each Service and ConfigMap of a FineTuneJob."""
@@ -111,10 +112,10 @@ class Store:
             (kind, name) for kind in COMPANIONS for _namespace, name in self._by_owner[kind].get(ftj, ())
         )
 
-    def pods_of(self, ftj: Identity) -> list[Json]:
-        """The Pods of a FineTuneJob's Jobs, including its deleted Jobs."""
-        present = map(_identity, self.jobs_of(ftj))
-        jobs = {*present, *self._deleted_jobs.get(ftj, ()), *self._recorded.get(ftj, ())}
+    def pods_of(self, owner: Identity) -> list[Json]:
+        """The Pods of the Jobs of a FineTuneJob or a ModelPromotion, including its deleted Jobs."""
+        present = map(_identity, self.jobs_of(owner))
+        jobs = {*present, *self._deleted_jobs.get(owner, ()), *self._recorded.get(owner, ())}
         keys = {key for job in jobs for key in self._by_owner["Pod"].get(job, ())}
         return [self._objects["Pod"][key] for key in sorted(keys)]
 
@@ -132,6 +133,19 @@ class Store:
         # An object that is older than the last list and not in it was deleted: a late watch event does not restore it.
         if _key(body) in self._objects[kind] or _version(body) > self._list_versions[kind]:
             self._put(kind, body)
+
+    def update(self, kind: str, event_type: str | None, body: Json) -> bool:
+        """Store what a watch delivers. Returns whether that is news, which a state that the operator itself wrote is not.
+
+        Args:
+            event_type: the type of the event; None for an object of the list with which a watch starts.
+        """
+        if event_type == "DELETED":
+            self.drop(kind, body)
+            return True
+        is_news = not self.has(kind, body)
+        self.put(kind, body)
+        return is_news
 
     def has(self, kind: str, body: Json) -> bool:
         """Whether the store has this object in this state or a newer one, for example because the operator itself wrote it."""
@@ -189,10 +203,12 @@ class Store:
         self._list_versions[kind] = version
         if kind == "Pod":
             self._forget_deleted_jobs(version)
-        elif kind == "FineTuneJob":
-            owners = set(map(_identity, self.finetunejobs.values()))
+        elif kind == RESOURCES[-1]:
+            # NB: only when all kinds of owners are listed: before, an owner may exist that the store does not have.
+            owners = {_identity(body) for owner in RESOURCES for body in self._objects[owner].values()}
+            listed_version = min(self._list_versions[owner] for owner in RESOURCES)
             for child in ("Job", *COMPANIONS):
-                self._drop_unowned(child, owners, version)
+                self._drop_unowned(child, owners, listed_version)
             # NB: Pods are dropped only now, not when they are listed: at the first list, the FineTuneJobs that record deleted Jobs are not
             # yet known, and the pods of these Jobs must stay.
             pod_owners = self._jobs.union(*self._deleted_jobs.values(), *self._recorded.values())

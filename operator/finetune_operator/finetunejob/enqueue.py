@@ -17,9 +17,7 @@ _CHILD_EVENT_SECONDS = 0.1
 
 def on_event(store: Store, queue: WorkQueue, event_type: str | None, body: Json) -> None:
     """Store a FineTuneJob that a watch delivers, and queue a pass unless the operator itself wrote this state."""
-    is_news = event_type == "DELETED" or not store.has("FineTuneJob", body)
-    _update_store(store, "FineTuneJob", event_type, body)
-    if is_news:
+    if store.update("FineTuneJob", event_type, body):
         queue.add(f"{body['metadata']['namespace']}/{body['metadata']['name']}")
 
 
@@ -28,15 +26,7 @@ def on_child(store: Store, queue: WorkQueue, kind: str, event_type: str | None, 
 
     An object without an owner is no child, and a state that the operator itself wrote is no news: neither causes a pass.
     """
-    is_news = event_type == "DELETED" or not store.has(kind, body)
-    _update_store(store, kind, event_type, body)
+    is_news = store.update(kind, event_type, body)
     meta = body["metadata"]
     if is_news and find_owner(kind, body):
         queue.add_after(f"{meta['namespace']}/{meta['labels'].get(names.LABEL_JOB)}", _CHILD_EVENT_SECONDS)
-
-
-def _update_store(store: Store, kind: str, event_type: str | None, body: Json) -> None:
-    if event_type == "DELETED":
-        store.drop(kind, body)
-    else:
-        store.put(kind, body)

@@ -99,10 +99,14 @@ class Server:
         run_name: str,
         tags: Mapping[str, str],
         experiment_id: str | None = None,
+        *,
+        tag: str = contract.TAG_JOB_UID,
     ) -> Run:
         """The run of a job, which is created if it does not exist.
 
         Args:
+            uid: the value of `tag` that the run has.
+            tag: the tag by which the run is found.
             experiment_id: the id that the experiment had a short while ago, which saves a request; None if it is not known.
 
         Raises:
@@ -111,7 +115,7 @@ class Server:
         client = self._client
         if experiment_id:
             try:
-                run = _find_job_run(client, experiment_id, uid)
+                run = _find_job_run(client, experiment_id, uid, tag)
                 return run or _create_run(client, experiment_id, run_name, tags)
             except RefusedError:
                 # The experiment may have been deleted meanwhile, and another one may have its name.
@@ -119,8 +123,17 @@ class Server:
                     "%s refuses a run in experiment %s: reading the experiment again", self.uri, experiment
                 )
         existing = _get_experiment(client, experiment)
-        run = _find_job_run(client, _experiment_id(client, existing), uid) if existing else None
+        run = _find_job_run(client, _experiment_id(client, existing), uid, tag) if existing else None
         return run or _create_run(client, _ensure_experiment(client, experiment, existing), run_name, tags)
+
+    def read_run(self, run_id: str) -> Run | None:
+        """A run by its id; None if it does not exist, or was deleted.
+
+        Raises:
+            ExternalError: the server cannot be reached, or refuses.
+        """
+        run = get_run(self._client, run_id)
+        return None if run is None or run.is_deleted else run
 
     def finish_run(self, run_id: str, status: str) -> None:
         """Close a run. `status`: FINISHED, FAILED or KILLED.
@@ -232,12 +245,14 @@ def _search_open_runs(client: Client, experiments: list[str], tag: str) -> list[
     return []
 
 
-def _find_job_run(client: Client, experiment_id: str, uid: str) -> Run | None:
-    """The first run of a job in an experiment."""
+def _find_job_run(
+    client: Client, experiment_id: str, uid: str, tag: str = contract.TAG_JOB_UID
+) -> Run | None:
+    """The first run of a job in an experiment: the run whose `tag` is `uid`."""
     answer = client.search(
         "runs/search",
         experiment_ids=[experiment_id],
-        filter=f"tags.`{contract.TAG_JOB_UID}` = '{uid}'",
+        filter=f"tags.`{tag}` = '{uid}'",
         run_view_type="ACTIVE_ONLY",
         max_results=1,
         order_by=["attribute.start_time ASC"],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import NamedTuple
 
@@ -16,7 +16,13 @@ from finetune_operator.controller.events import EventTarget
 from finetune_operator.controller.store import Store
 from finetune_operator.errors import ExternalError
 from finetune_operator.kube import Kube
-from finetune_operator.modelpromotion.model import Promotion, PromotionAction, PromotionDecision
+from finetune_operator.modelpromotion.gate_job_applier import GateJobApplier
+from finetune_operator.modelpromotion.model import (
+    GateAction,
+    Promotion,
+    PromotionAction,
+    PromotionDecision,
+)
 from finetune_operator.modelpromotion.observe import ModelPromotionObserver
 from finetune_operator.registry.base import MoveAlias
 from finetune_operator.registry.writer import AliasMoved, AliasWriter, ModelReplaced
@@ -56,6 +62,10 @@ class ModelPromotionApplier:
     observer: ModelPromotionObserver
     writer: AliasWriter
     moved: Callable[[str], None]
+    gate_jobs: GateJobApplier = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.gate_jobs = GateJobApplier(self.kube, self.store, self.observer)
 
     async def apply(self, promotion: Promotion, decision: PromotionDecision, now: datetime) -> Applied:
         """Carry out a decision: first the Events and the status, then its actions in their order (the alias before the endpoint).
@@ -82,9 +92,12 @@ class ModelPromotionApplier:
         return Applied(body, tuple(failed_actions))
 
     async def _act(self, promotion: Promotion, action: PromotionAction, resource_version: str) -> None:
-        """Move the alias, or request a change of the endpoint."""
+        """Move the alias, request a change of the endpoint, or create or stop the Job of a gate."""
         # The checks below are for the types: a decision moves an alias only with a spec, and changes an endpoint only with a backend.
         spec, backend = promotion.spec, promotion.backend
+        if isinstance(action, GateAction):
+            await self.gate_jobs.act(promotion, action)
+            return
         if not isinstance(action, MoveAlias):
             if backend:
                 client = await self.observer.open_endpoint(promotion, backend)

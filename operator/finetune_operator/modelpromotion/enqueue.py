@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from finetune_crds.base import Json
+from finetune_operator import names
 from finetune_operator.controller.store import Store
 from finetune_operator.controller.workqueue import WorkQueue
 
@@ -31,6 +32,21 @@ def on_event(store: Store, queue: WorkQueue, event_type: str | None, body: Json)
     # NB: the store fills in the model that the spec leaves out, so compare the body as it was stored.
     if before is None or _without_status(before) != _without_status(store.promotions[store_key]):
         queue.add(key)
+
+
+def on_child(store: Store, queue: WorkQueue, kind: str, event_type: str | None, body: Json) -> None:
+    """Store a Job of a gate, or a pod of one, from a watch, and queue a pass over the promotion that its annotation names.
+
+    An object without an owner is no child, and a state that the operator itself wrote is no news: neither causes a pass.
+    """
+    if store.update(kind, event_type, body) and store.owner_of(kind, body):
+        meta = body["metadata"]
+        queue.add(f"{meta['namespace']}/{meta['annotations'][names.ANNOTATION_PROMOTION]}")
+
+
+def is_child(body: Json) -> bool:
+    """Whether an object says that it is the Job of a gate, or a pod of one."""
+    return names.ANNOTATION_PROMOTION in (body["metadata"].get("annotations") or {})
 
 
 def on_finetunejob(store: Store, queue: WorkQueue, namespace: str, name: str) -> None:

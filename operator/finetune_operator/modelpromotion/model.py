@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from finetune_crds.base import Json
 from finetune_crds.modelpromotion import ModelPromotionSpec
 from finetune_crds.promotion_status import ModelPromotionStatus
 from finetune_operator.errors import Problem
+from finetune_operator.mlflow.model import Run
 from finetune_operator.registry.base import ModelVersion, MoveAlias, RegisteredModel
 from finetune_operator.serving.model import Endpoint, EndpointAction, ServingBackend
 
@@ -57,6 +59,33 @@ class SourceJob:
 
 
 @dataclass(frozen=True)
+class ObservedJob:
+    """A Job of a gate.
+
+    Attributes:
+        body: the Job, without the template of its pods.
+        pods: its pods. Of a Job that has ended, they are read from the API server, and may no longer exist.
+        run: its MLflow run, which is read once the Job has ended; None if it has none, or if somebody deleted it.
+        rejection: the API server's last refusal to create its pods.
+    """
+
+    body: Json
+    pods: tuple[Json, ...] = ()
+    run: Run | None = None
+    rejection: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The name of the Job."""
+        return str(self.body["metadata"]["name"])
+
+    @property
+    def uid(self) -> str:
+        """The uid of the Job."""
+        return str(self.body["metadata"]["uid"])
+
+
+@dataclass(frozen=True)
 class Observed:
     """The observed state of a promotion.
 
@@ -68,6 +97,7 @@ class Observed:
         rival: namespace/name of an older ModelPromotion for the same alias.
         loop: a message about a cycle of aliases that take their version from each other, if this promotion's alias is in one.
         endpoint: the serving endpoint; None if it was not read.
+        gate_jobs: the Jobs of the gates that exist, for whichever version.
     """
 
     problem: Problem | None = None
@@ -77,6 +107,7 @@ class Observed:
     rival: str | None = None
     loop: str | None = None
     endpoint: Endpoint | None = None
+    gate_jobs: tuple[ObservedJob, ...] = ()
 
     def alias(self, name: str) -> str | None:
         """The version that an alias points at."""
@@ -87,7 +118,50 @@ class Observed:
         return version is not None and version in self.versions and self.versions[version] is None
 
 
-PromotionAction = MoveAlias | EndpointAction
+@dataclass(frozen=True)
+class GateRun:
+    """The MLflow run of a gate's Job. It is found by the tag TAG_GATE_JOB with the value `key`, and created if it does not exist."""
+
+    key: str
+    experiment: str
+    name: str
+    tags: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class StartGateJob:
+    """Create the Job of a gate, after its MLflow run; `run` is None without an MLflow server."""
+
+    body: Json
+    run: GateRun | None
+
+
+@dataclass(frozen=True)
+class StopGateJob:
+    """Delete the Job of a gate with its pods."""
+
+    name: str
+    uid: str
+
+
+@dataclass(frozen=True)
+class ReleaseGateJob:
+    """Let Kubernetes delete the Job of a gate some time after its end. Its result is in the status, or is not needed."""
+
+    name: str
+    uid: str
+
+
+@dataclass(frozen=True)
+class CloseGateRun:
+    """Close the MLflow run of a gate's Job that has ended. `status`: FINISHED or FAILED."""
+
+    run_id: str
+    status: str
+
+
+GateAction = StartGateJob | StopGateJob | ReleaseGateJob | CloseGateRun
+PromotionAction = MoveAlias | EndpointAction | GateAction
 
 
 @dataclass(frozen=True)

@@ -16,15 +16,19 @@ from finetune_crds.modelpromotion import ModelPromotionSpec, PromotionTracking
 from finetune_crds.promotion_status import ModelPromotionStatus
 from finetune_operator import names, secrets
 from finetune_operator.controller.reading import read_spec, read_status
+from finetune_operator.controller.reconciler import utc_now
 from finetune_operator.controller.store import Store
 from finetune_operator.errors import ExternalError, Problem
 from finetune_operator.kube import Kube
+from finetune_operator.mlflow.runs import Server
 from finetune_operator.modelpromotion.conflicts import ConflictFinder
+from finetune_operator.modelpromotion.gate_job_reader import GateJobReader
 from finetune_operator.modelpromotion.model import Observed, Promotion, SourceJob
 from finetune_operator.modelpromotion.versions import main_version, named_version, target_version
 from finetune_operator.registry.base import ModelVersion, RegisteredModel, Registry, is_same_name
 from finetune_operator.registry.choose import open_registry, resolve_registry
 from finetune_operator.registry.outages import Outages
+from finetune_operator.registry.tracked import Tracked, open_tracked
 from finetune_operator.serving.choose import choose_backend
 from finetune_operator.serving.model import Endpoint, EndpointClient, ServingBackend
 from finetune_operator.settings import Settings
@@ -37,6 +41,8 @@ _FRESH_POLLS = 0.8
 
 # Logs in and returns the registry that a spec.tracking names, with the credentials of its Secret.
 Open = Callable[[Settings, PromotionTracking, Mapping[str, str] | None], Registry]
+# The same for the MLflow server; None without a server.
+OpenRuns = Callable[[Settings, PromotionTracking, Mapping[str, str] | None], Tracked | None]
 
 
 def read_promotion(body: Json) -> Promotion:
@@ -113,6 +119,8 @@ class ModelPromotionObserver:
     settings: Settings
     clock: Callable[[], float]
     open: Open = open_registry
+    open_runs: OpenRuns = open_tracked
+    now: Callable[[], datetime] = utc_now
     _models: dict[_ModelKey, _CachedModel] = field(default_factory=dict)
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     """Sequence numbers for reads and writes."""
@@ -124,6 +132,7 @@ class ModelPromotionObserver:
     def __post_init__(self) -> None:
         self._outages = Outages(self.clock, self.settings.poll_seconds)
         self._conflicts = ConflictFinder(self.kube, self.store, self.settings)
+        self._gate_jobs = GateJobReader(self.kube, self.store, self.now)
 
     async def observe(self, promotion: Promotion) -> Observed:
         """Read everything that `decide` needs.
@@ -135,16 +144,20 @@ class ModelPromotionObserver:
         if spec is None:
             return Observed()
         job, loop = self._find_job(promotion, spec), None
+        gate_jobs = self._gate_jobs.find(promotion)
         try:
             rival = await self._conflicts.find_alias_conflict(promotion, spec)
             if rival:
                 return Observed(rival=rival)
             loop = await self._conflicts.find_alias_loop(promotion, spec)
             model, versions = await self._read_model_and_versions(promotion, spec, job)
+            gate_jobs = await self._gate_jobs.read(promotion, gate_jobs, self.open_server)
         except ExternalError as error:
-            return Observed(problem=error.problem, job=job, loop=loop)
+            return Observed(problem=error.problem, job=job, loop=loop, gate_jobs=gate_jobs)
         endpoint = await self._read_endpoint(promotion, spec)
-        return Observed(model=model, versions=versions, job=job, loop=loop, endpoint=endpoint)
+        return Observed(
+            model=model, versions=versions, job=job, loop=loop, endpoint=endpoint, gate_jobs=gate_jobs
+        )
 
     async def registry(self, promotion: Promotion) -> Registry:
         """Open the registry of a promotion, with its credentials.
@@ -156,6 +169,18 @@ class ModelPromotionObserver:
         secret = await secrets.read(self.kube, promotion.namespace, tracking.secret_ref, secrets.TRACKING)
         login = (self.settings.servers(tracking), secrets.build_key(secret))
         return await self._outages.log_in(login, partial(self.open, self.settings, tracking, secret))
+
+    async def open_server(self, promotion: Promotion) -> Server | None:
+        """Open the MLflow server with the runs of a promotion's gates, with its credentials; None without a server.
+
+        Raises:
+            ExternalError: the Secret with the credentials is missing, or the server cannot be used.
+        """
+        tracking = promotion.spec.tracking if promotion.spec else PromotionTracking()
+        secret = await secrets.read(self.kube, promotion.namespace, tracking.secret_ref, secrets.TRACKING)
+        login = ("runs", self.settings.servers(tracking), secrets.build_key(secret))
+        tracked = await self._outages.log_in(login, partial(self.open_runs, self.settings, tracking, secret))
+        return tracked.server if tracked else None
 
     async def open_endpoint(self, promotion: Promotion, backend: ServingBackend) -> EndpointClient:
         """Open the endpoint of a promotion, with its credentials.

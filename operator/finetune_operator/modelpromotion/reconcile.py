@@ -16,12 +16,20 @@ from finetune_operator.modelpromotion.apply import ModelPromotionApplier, StaleE
 from finetune_operator.modelpromotion.decide import decide
 from finetune_operator.modelpromotion.decide.failed_action import record_failed_action
 from finetune_operator.modelpromotion.decide.ready import summarize_status
-from finetune_operator.modelpromotion.model import Promotion, PromotionDecision
+from finetune_operator.modelpromotion.model import (
+    Promotion,
+    PromotionDecision,
+    ReleaseGateJob,
+    StopGateJob,
+)
 from finetune_operator.modelpromotion.observe import ModelPromotionObserver, read_promotion
 from finetune_operator.policy.status import with_condition
 from finetune_operator.registry.writer import AliasMoved, ModelReplaced
 from finetune_operator.serving.model import LogRequests, StopLogging
 from finetune_operator.settings import Settings
+
+# Actions whose effect no pass has to see at once.
+_LATE_EFFECTS = (LogRequests, StopLogging, StopGateJob, ReleaseGateJob)
 
 
 @dataclass
@@ -53,8 +61,9 @@ class ModelPromotionReconciler(Reconciler):
                 raise
             # Another client is changing the endpoint, which takes minutes.
             return self.settings.poll_seconds
-        # Reconcile at once to read back what was written, except for a change of logging, which is checked at the next poll.
-        changed = any(not isinstance(action, LogRequests | StopLogging) for action in decision.actions)
+        # Reconcile at once to read back what was written, except for a change of logging, which is checked at the next poll, and for Jobs
+        # that end, which a watch reports.
+        changed = any(not isinstance(action, _LATE_EFFECTS) for action in decision.actions)
         return 0.0 if changed else decision.requeue_seconds
 
     def find_longest_wait(self, body: Json) -> float:

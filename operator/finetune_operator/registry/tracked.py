@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from finetune_crds.conditions import ConditionReason
+from finetune_crds.modelpromotion import PromotionTracking
 from finetune_crds.tracking import Tracking
 from finetune_operator.errors import ExternalError
 from finetune_operator.mlflow.client import Credentials
@@ -51,8 +52,10 @@ class Tracked:
             forget(self.workspace)
 
 
-def open_tracked(settings: Settings, tracking: Tracking, secret: Mapping[str, str] | None) -> Tracked | None:
-    """The server and the registry of a job, with the credentials of its Secret; None if it has no server. May block.
+def open_tracked(
+    settings: Settings, tracking: Tracking | PromotionTracking, secret: Mapping[str, str] | None
+) -> Tracked | None:
+    """The server and the registry of a job or a promotion, with the credentials of its Secret; None if it has no server. May block.
 
     Raises:
         ExternalError: the workspace is not known, its credentials are incomplete, or it does not accept them.

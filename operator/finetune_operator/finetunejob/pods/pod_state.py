@@ -14,6 +14,7 @@ from finetune_crds.status import LastFailure
 from finetune_operator import names
 from finetune_operator.batch.state import describe_pods, find_node, is_alive
 from finetune_operator.finetunejob import children
+from finetune_operator.text import keep_last_lines
 
 REASON_OF_EXIT = {
     contract.EXIT_RECIPE: ConditionReason.RECIPE_WRONG,
@@ -331,7 +332,7 @@ def _build_failure(
 ) -> LastFailure:
     """The failure of a pod: the error that it reported or, without a report, the end of its log."""
     error = cause.message.error if cause.message else None
-    message = error.message if error else _keep_last_lines(cause.text)
+    message = error.message if error else keep_last_lines(cause.text)
     rank = error.rank if error else None
     if rank is None and cause.node_rank is not None and ranks_per_node == 1:
         rank = cause.node_rank
@@ -365,8 +366,3 @@ def _default_message(ended: Exit, container: str, use_less: str) -> str:
     if ended.reason == "OOMKilled":
         return f"{subject} used more memory than its limit: {remedy}"
     return f"{subject} ended with exit code {ended.code} and no message: see kubectl logs {log}"
-
-
-def _keep_last_lines(text: str, lines: int = 8, limit: int = 1000) -> str:
-    """The last lines of a log, up to `limit` characters: a Python traceback names its error at the end."""
-    return "\n".join(text.strip().splitlines()[-lines:])[-limit:]

@@ -9,6 +9,7 @@ from finetune_operator.modelpromotion.decide import (
     accept,
     approval,
     drift,
+    gate_jobs,
     gates,
     identity,
     move,
@@ -34,6 +35,7 @@ POLICIES = (
     preconditions.suspend,
     source.resolve_candidate,
     source.require_model,
+    gate_jobs.record_results,
     rollback.roll_back,
     drift.handle_drift,
     rollback.hold,
@@ -53,6 +55,7 @@ def decide(promotion: Promotion, observed: Observed, now: datetime, settings: Se
     draft = Draft(promotion, observed, now.replace(microsecond=0), settings)
     if promotion.deleting:
         remove.remove(draft)
+        gate_jobs.stop_all(draft)
         # A promotion that is deleted before its first pass has no condition to summarize.
         if draft.status.conditions:
             draft.status = ready.summarize_status(promotion, draft.status, draft.now)
@@ -62,9 +65,20 @@ def decide(promotion: Promotion, observed: Observed, now: datetime, settings: Se
     # The policies may have given up the move that was in the journal.
     move.record_abandoned(draft)
     _serve(draft)
+    _tidy_gate_jobs(draft)
     identity.record_identity(draft)
     draft.status = ready.summarize_status(promotion, draft.status, draft.now)
     return draft.conclude()
+
+
+def _tidy_gate_jobs(draft: Draft) -> None:
+    """Stop the Jobs of gates that are not needed. While the registry does not answer, the needed ones are unknown, and all go on."""
+    if draft.promotion.spec is None or not draft.holds(ConditionType.ACCEPTED):
+        return
+    if draft.spec.suspend:
+        gate_jobs.stop_all(draft)
+    elif draft.holds(ConditionType.REGISTRY_READY):
+        gate_jobs.tidy(draft)
 
 
 def _serve(draft: Draft) -> None:

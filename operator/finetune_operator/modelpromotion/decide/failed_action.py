@@ -6,9 +6,16 @@ import dataclasses
 from datetime import datetime
 
 from finetune_crds.conditions import ConditionReason, ConditionType
+from finetune_crds.promotion_status import ModelPromotionStatus
 from finetune_operator.errors import UNREACHABLE, Problem
 from finetune_operator.modelpromotion.decide.ready import summarize_status
-from finetune_operator.modelpromotion.model import Promotion, PromotionAction, PromotionDecision
+from finetune_operator.modelpromotion.model import (
+    CloseGateRun,
+    Promotion,
+    PromotionAction,
+    PromotionDecision,
+    StartGateJob,
+)
 from finetune_operator.policy.status import with_condition
 from finetune_operator.registry.base import MoveAlias
 
@@ -35,7 +42,31 @@ def record_failed_action(
             else ConditionReason.MOVE_REFUSED
         )
         message = f"{what} cannot be moved: {problem.message}"
+    elif isinstance(action, StartGateJob | CloseGateRun):
+        return dataclasses.replace(decision, status=_record_gate_problem(promotion, status, problem, now))
     else:
         kind, reason, message = ConditionType.SERVED, problem.reason, problem.message
     status = with_condition(status, kind, False, reason, message, now=now, generation=promotion.generation)
     return dataclasses.replace(decision, status=summarize_status(promotion, status, now))
+
+
+def _record_gate_problem(
+    promotion: Promotion, status: ModelPromotionStatus, problem: Problem, now: datetime
+) -> ModelPromotionStatus:
+    """The status of a promotion whose gate cannot be judged, since its Job could not be created, or its MLflow run could not be closed."""
+    message = f"version {status.candidate} cannot be judged yet: {problem.message}"
+    conditions: tuple[tuple[ConditionType, bool | None], ...] = (
+        (ConditionType.GATES_PASSED, None),
+        (ConditionType.PROMOTED, False),
+    )
+    for kind, holds in conditions:
+        status = with_condition(
+            status,
+            kind,
+            holds,
+            ConditionReason.GATE_NOT_STARTED,
+            message,
+            now=now,
+            generation=promotion.generation,
+        )
+    return summarize_status(promotion, status, now)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 
 from finetune_crds import contract
 from finetune_crds.conditions import ConditionReason, ConditionType
@@ -13,6 +14,8 @@ from finetune_crds.promotion_status import GatesStatus, GateVerdict, Verdict
 from finetune_operator.modelpromotion.decide.approval import forget_waits
 from finetune_operator.modelpromotion.decide.digests import gates_digest
 from finetune_operator.modelpromotion.decide.draft import Draft
+from finetune_operator.modelpromotion.decide.gate_jobs import has_job_in_progress, measure, start_missing
+from finetune_operator.modelpromotion.decide.measurement import Measurement, judge_job, read_measured
 from finetune_operator.policy.result import Continue, Outcome, Stop
 from finetune_operator.registry.base import ModelVersion, find_comparison_tag
 
@@ -27,7 +30,7 @@ def check_gates(draft: Draft) -> Outcome:
         # The candidate was not read in this pass. If it does not exist, an earlier policy has reported that.
         return Stop
     holder = draft.observed.versions.get(draft.holder or "")
-    verdicts = judge(draft.spec.gates, candidate, holder, lost=draft.lost)
+    verdicts = judge(draft.spec.gates, candidate, holder, lost=draft.lost, measure=partial(measure, draft))
     passed = sum(item.verdict == "Passed" for item in verdicts)
     draft.update(
         gates=GatesStatus(
@@ -46,14 +49,14 @@ def _conclude(draft: Draft, verdicts: Sequence[GateVerdict]) -> Outcome:
     version = draft.status.candidate
     failed = [item for item in verdicts if item.verdict == "Failed"]
     unclear = [item for item in verdicts if item.verdict == "Inconclusive"]
+    # A Job can take hours: none is started for a version that another gate has refused.
+    is_starting = not failed and start_missing(draft)
     if failed:
         message = f"version {version} is refused: {_join_verdicts(failed)}"
         draft.set(ConditionType.GATES_PASSED, False, ConditionReason.GATE_FAILED, message)
         draft.stop(ConditionReason.GATE_FAILED, message)
     elif unclear:
-        message = f"version {version} cannot be judged yet: {_join_verdicts(unclear)}"
-        draft.set(ConditionType.GATES_PASSED, None, ConditionReason.GATE_INCONCLUSIVE, message)
-        draft.stop(ConditionReason.GATE_INCONCLUSIVE, message)
+        _report_unclear(draft, unclear, is_starting=is_starting)
     elif verdicts:
         passed = "its gate" if len(verdicts) == 1 else f"all {len(verdicts)} gates"
         message = f"version {version} passed {passed}: {_join_verdicts(verdicts)}"
@@ -69,8 +72,35 @@ def _conclude(draft: Draft, verdicts: Sequence[GateVerdict]) -> Outcome:
     return Continue
 
 
+def _report_unclear(draft: Draft, unclear: Sequence[GateVerdict], *, is_starting: bool) -> None:
+    """Report that gates cannot be judged yet. The reason why a Job could not be created stays until it is created.
+
+    NB: otherwise, each pass would first report that the Job is created, and then the same failure again, and so write the status twice.
+    """
+    condition = draft.condition(ConditionType.GATES_PASSED)
+    if is_starting and condition and condition.reason == ConditionReason.GATE_NOT_STARTED:
+        return
+    reason = ConditionReason.GATE_RUNNING if has_job_in_progress(draft) else ConditionReason.GATE_INCONCLUSIVE
+    message = f"version {draft.status.candidate} cannot be judged yet: {_join_verdicts(unclear)}"
+    draft.set(ConditionType.GATES_PASSED, None, reason, message)
+    draft.stop(reason, message)
+
+
 def _join_verdicts(verdicts: Sequence[GateVerdict]) -> str:
     return "; ".join(f"{item.name}: {item.message}" for item in verdicts)
+
+
+Measure = Callable[[str, ModelVersion], Measurement]
+"""Returns what the Job of the gate with this name says about a version."""
+
+
+def _refuse_to_measure(gate_name: str, version: ModelVersion) -> Measurement:
+    """The default of `measure`.
+
+    Raises:
+        ValueError: always; gates without Jobs need no measurements.
+    """
+    raise ValueError(f"gate {gate_name} cannot measure version {version.version}")
 
 
 @dataclass(frozen=True)
@@ -89,6 +119,7 @@ def judge(
     *,
     lost: str | None = None,
     which: str = "which has the alias",
+    measure: Measure = _refuse_to_measure,
 ) -> list[GateVerdict]:
     """The verdict of each gate on a version.
 
@@ -96,12 +127,20 @@ def judge(
         holder: the version to compare the candidate with, usually the one that has the alias; None if there is none.
         lost: the version that had the alias until it was deleted, if this is why there is no holder.
         which: a clause that describes the holder in messages.
+        measure: returns what Jobs say about a version; only gates with Jobs need it.
     """
     baseline = _Baseline(holder, lost, which)
-    return [_judge_gate(gate, candidate, baseline) for gate in gates]
+    return [_judge_gate(gate, candidate, baseline, measure) for gate in gates]
 
 
-def _judge_gate(gate: Gate, candidate: ModelVersion, baseline: _Baseline) -> GateVerdict:
+def _judge_gate(gate: Gate, candidate: ModelVersion, baseline: _Baseline, measure: Measure) -> GateVerdict:
+    if gate.job:
+        return judge_job(gate.name, measure(gate.name, candidate))
+    if gate.job_name:
+        measured = _measure(gate, gate.job_name, candidate, baseline, measure)
+        if isinstance(measured, str):
+            return GateVerdict(name=gate.name, verdict="Inconclusive", message=measured)
+        candidate, baseline = measured
     if gate.metric:
         return _judge_metric(gate.name, gate.metric, candidate)
     if gate.tag:
@@ -109,6 +148,18 @@ def _judge_gate(gate: Gate, candidate: ModelVersion, baseline: _Baseline) -> Gat
     if gate.comparison:
         return _judge_comparison(gate.name, gate.comparison, candidate, baseline)
     raise ValueError(f"gate {gate.name} has an unknown kind")
+
+
+def _measure(
+    gate: Gate, job_gate: str, candidate: ModelVersion, baseline: _Baseline, measure: Measure
+) -> tuple[ModelVersion, _Baseline] | str:
+    """The candidate and the baseline with the numbers of a Job, or why the Job has not reported a number."""
+    number = gate.metric.name if gate.metric else gate.comparison.metric if gate.comparison else ""
+    measured = read_measured(candidate, measure(job_gate, candidate), number)
+    if isinstance(measured, str) or gate.comparison is None or baseline.version is None:
+        return measured if isinstance(measured, str) else (measured, baseline)
+    base = read_measured(baseline.version, measure(job_gate, baseline.version), number)
+    return base if isinstance(base, str) else (measured, replace(baseline, version=base))
 
 
 def _judge_metric(name: str, gate: MetricGate, candidate: ModelVersion) -> GateVerdict:

@@ -121,6 +121,8 @@ def _iterate_versions(status: ModelPromotionStatus) -> Iterator[str]:
     versions += [move.from_version, move.to_version] if move else []
     versions += [withheld.version, withheld.back] if withheld else []
     versions += [rollback.version] if rollback else []
+    # A result of a gate's Job counts as long as it is in the status.
+    versions += [result.version for result in status.gate_results]
     # NB: a version that had the alias can get it back without approval and soak: see `promote.revert`.
     versions += [version for move in status.history for version in (move.from_version, move.to_version)]
     yield from (version for version in versions if version is not None)

@@ -13,6 +13,8 @@ from finetune_crds.promotion_status import PromotionPhase
 _PHASES: dict[str, PromotionPhase] = {
     ConditionReason.MLFLOW_NOT_CONFIGURED: "Pending",
     ConditionReason.GATE_INCONCLUSIVE: "Pending",
+    ConditionReason.GATE_RUNNING: "Pending",
+    ConditionReason.GATE_NOT_STARTED: "Pending",
     ConditionReason.AWAITING_APPROVAL: "AwaitingApproval",
     ConditionReason.SOAKING: "Soaking",
     ConditionReason.PROMOTING: "Promoting",

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.promotion_status import Move, MoveReason, Withheld
 from finetune_operator.modelpromotion.decide.approval import forget_waits
 from finetune_operator.modelpromotion.decide.digests import gates_digest, terms_digest
 from finetune_operator.modelpromotion.decide.draft import Draft
 from finetune_operator.modelpromotion.decide.drift import promotion_actor
+from finetune_operator.modelpromotion.decide.gate_jobs import measure
 from finetune_operator.modelpromotion.decide.gates import judge
 from finetune_operator.modelpromotion.decide.move import begin
 from finetune_operator.policy.result import Continue, Outcome, Stop
@@ -110,10 +113,12 @@ def _find_earlier_move(draft: Draft, digest: str) -> Move | None:
 
 
 def _still_passes(draft: Draft, version: str) -> bool:
-    """Whether the version passes all gates but comparisons; its tags may have changed since it was promoted."""
+    """Whether the version passes all gates but comparisons; its tags may have changed since it was promoted. Jobs do not run again."""
     candidate = draft.observed.versions.get(version)
     gates = [gate for gate in draft.spec.gates if not gate.comparison]
-    return candidate is not None and all(item.verdict == "Passed" for item in judge(gates, candidate, None))
+    return candidate is not None and all(
+        item.verdict == "Passed" for item in judge(gates, candidate, None, measure=partial(measure, draft))
+    )
 
 
 def _is_promotion_with(draft: Draft, move: Move, digest: str) -> bool:

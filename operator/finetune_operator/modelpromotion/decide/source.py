@@ -50,7 +50,7 @@ def require_model(draft: Draft) -> Outcome:
     if draft.status.registry is None:
         # The promotion is new, or an older version of the operator wrote the status without an identity to compare: start over.
         draft.update(promoted=None, previous=None, candidate=None, watch_start_time=None)
-        draft.update(rollback=None, gates=None, journal=None)
+        draft.update(rollback=None, gates=None, gate_results=[], journal=None)
         draft.unset(ConditionType.DRIFTED, ConditionType.GATES_PASSED)
     condition = draft.condition(ConditionType.SOURCE_READY)
     if condition is None:

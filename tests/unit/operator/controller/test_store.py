@@ -238,6 +238,7 @@ def test_nothing_is_kept_of_foreign_objects() -> None:
         store.replace("Job", [child(3)], 5)
         store.replace("Pod", [pod(4, owner="j9")], 6)
         store.replace("FineTuneJob", [], 7)
+        store.replace("ModelPromotion", [], 8)
     assert [store.of(kind) for kind in ("Job", "Pod")] == [{}, {}]
     assert store._deletions["Job"] == store._deletions["Pod"] == {}
 
@@ -250,6 +251,15 @@ def test_children_are_listed_before_what_owns_them_and_stay() -> None:
     store.replace("FineTuneJob", [ftj(2)], 10)
     store.put("Job", child(7))
     assert held(store) == {"tune": 2, "tune-train-1": 7, "pod": 8}
+
+
+def test_the_job_of_a_promotion_stays_as_long_as_the_promotion() -> None:
+    store = Store(owner_of, recorded_jobs)
+    for promotions, expected in (([ftj(2, "champion", "p1")], ["champion-gate-1"]), ([], [])):
+        store.replace("Job", [child(3, "champion-gate-1", "p1")], 5)
+        store.replace("FineTuneJob", [], 7)
+        store.replace("ModelPromotion", promotions, 8)
+        assert [body["metadata"]["name"] for body in store.jobs_of(("team", "p1"))] == expected
 
 
 TOMBSTONES: dict[str, tuple[list[Step], list[int]]] = {

@@ -1,0 +1,117 @@
+"""Writes to the Jobs of gates and to their MLflow runs. Every write may be repeated."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+
+from finetune_crds import contract
+from finetune_crds.base import Json
+from finetune_crds.conditions import ConditionReason
+from finetune_operator.batch.owners import Owner, find_resource
+from finetune_operator.controller.store import Store
+from finetune_operator.errors import ExternalError, Problem
+from finetune_operator.kube import Kube, KubeError
+from finetune_operator.modelpromotion import pods
+from finetune_operator.modelpromotion.model import (
+    CloseGateRun,
+    GateAction,
+    GateRun,
+    Promotion,
+    ReleaseGateJob,
+    StartGateJob,
+    StopGateJob,
+)
+from finetune_operator.modelpromotion.observe import ModelPromotionObserver
+
+log = logging.getLogger(__name__)
+
+# How long a Job is kept after its result is in the status, for its log.
+_KEPT_SECONDS = 24 * 3600
+# The API server refuses the Job: its template, a quota, a policy.
+_REFUSALS = (400, 403, 422)
+
+
+@dataclass
+class GateJobApplier:
+    """Carries out the actions for Jobs of gates."""
+
+    kube: Kube
+    store: Store
+    observer: ModelPromotionObserver
+
+    async def act(self, promotion: Promotion, action: GateAction) -> None:
+        """Carry out an action.
+
+        Raises:
+            ExternalError: the API server refuses the Job, or MLflow refuses its run or cannot be reached.
+            KubeError: the API server could not be reached.
+        """
+        match action:
+            case StartGateJob():
+                await self._start(promotion, action)
+            case StopGateJob():
+                # NB: with foreground deletion, the Job stays until its pods are deleted, so that no two Jobs of one name run at once.
+                await self.kube.delete("Job", promotion.namespace, action.name, action.uid, foreground=True)
+                log.info("%s: stopped Job %s", promotion.key, action.name)
+            case ReleaseGateJob():
+                await self._release(promotion, action)
+            case CloseGateRun():
+                server = await self.observer.open_server(promotion)
+                if server:
+                    await asyncio.to_thread(server.finish_run, action.run_id, action.status)
+
+    async def _start(self, promotion: Promotion, action: StartGateJob) -> None:
+        """Create the MLflow run and then the Job, or find what an interrupted pass has created."""
+        run_id = await self._ensure_run(promotion, action.run) if action.run else None
+        body = pods.add_run(action.body, run_id) if run_id else action.body
+        name = body["metadata"]["name"]
+        try:
+            self.store.put("Job", await self.kube.create(body))
+        except KubeError as error:
+            # NB: not the status 409, which the API server also answers if a ResourceQuota changes meanwhile.
+            if error.reason == "AlreadyExists":
+                await self._adopt(promotion, name)
+            elif error.status in _REFUSALS:
+                raise _build_error(f"Job {name} cannot be created: {error}") from error
+            else:
+                raise
+        else:
+            log.info("%s: created Job %s", promotion.key, name)
+
+    async def _ensure_run(self, promotion: Promotion, run: GateRun) -> str | None:
+        server = await self.observer.open_server(promotion)
+        if server is None:
+            return None
+        found_run = await asyncio.to_thread(
+            server.ensure_run, run.key, run.experiment, run.name, run.tags, tag=contract.TAG_GATE_JOB
+        )
+        return found_run.run_id
+
+    async def _adopt(self, promotion: Promotion, name: str) -> None:
+        """Store the existing Job of this name if an interrupted pass created it for this promotion."""
+        existing = await self.kube.get("Job", promotion.namespace, name)
+        if existing is None:
+            raise KubeError(409, f"Job {name} no longer exists: retrying")
+        if find_resource(existing) != Owner(promotion.namespace, promotion.uid):
+            raise _build_error(f"Job {name} exists and does not belong to this promotion: delete the Job")
+        self.store.put("Job", existing)
+
+    async def _release(self, promotion: Promotion, action: ReleaseGateJob) -> None:
+        body: Json = {
+            "apiVersion": "batch/v1",
+            "kind": "Job",
+            "metadata": {"name": action.name, "namespace": promotion.namespace, "uid": action.uid},
+            "spec": {"ttlSecondsAfterFinished": _KEPT_SECONDS},
+        }
+        try:
+            self.store.put("Job", await self.kube.apply(body))
+        except KubeError as error:
+            # The Job was deleted meanwhile, or another one has its name.
+            if error.status not in (404, 409):
+                raise
+
+
+def _build_error(message: str) -> ExternalError:
+    return ExternalError(Problem(ConditionReason.GATE_NOT_STARTED, message))
