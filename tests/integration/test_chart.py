@@ -108,8 +108,8 @@ def test_operator_may_do_this_and_no_more() -> None:
         # For their finalizers.
         *((f"finetune.dev/{name}", "patch") for name in RESOURCES),
         *((f"finetune.dev/{name}/status", "patch") for name in RESOURCES),
-        # For owner references; a ModelPromotion owns nothing.
-        ("finetune.dev/finetunejobs/finalizers", "update"),
+        # For owner references.
+        *((f"finetune.dev/{name}/finalizers", "update") for name in RESOURCES),
         *((name, verb) for name in ("batch/jobs", "services", "configmaps") for verb in applied),
         # Its uid is a tag of a run.
         ("namespaces", "get"),

@@ -21,7 +21,7 @@ from finetune_crds import (
     contract,
 )
 from finetune_crds.evaluation import BASE_PREFIX, NUMBER_NAMES
-from finetune_crds.gates import Gate
+from finetune_crds.gates import Gate, JobGate
 from finetune_crds.pods import ROLES
 from finetune_crds.reference import SAMPLES, sample_files
 from finetune_crds.schema import Schema, crd
@@ -185,9 +185,26 @@ def measured(spec: FineTuneJobSpec) -> set[str]:
 
 
 def judged(gates: Iterable[Gate]) -> set[str]:
-    """The numbers that gates look at."""
-    bounds = {gate.metric.name for gate in gates if gate.metric}
-    return bounds | {gate.comparison.metric for gate in gates if gate.comparison}
+    """The numbers of the version that gates look at, without those that a Job reports."""
+    of_version = [gate for gate in gates if gate.job_name is None]
+    bounds = {gate.metric.name for gate in of_version if gate.metric}
+    return bounds | {gate.comparison.metric for gate in of_version if gate.comparison}
+
+
+def reported(job: JobGate) -> str:
+    """What the command of a gate's Job says, in which the names of its numbers are."""
+    return "\n".join([*job.args, *(item.value or "" for item in job.env)])
+
+
+@pytest.mark.parametrize("body", bodies("ModelPromotion"), ids=lambda body: str(body["metadata"]["name"]))
+def test_the_numbers_of_jobs_are_reported_by_their_scripts(body: Json) -> None:
+    gates = ModelPromotion.model_validate(body).spec.gates
+    jobs = {gate.name: gate.job for gate in gates if gate.job}
+    for gate in gates:
+        part = gate.metric.name if gate.metric else gate.comparison.metric if gate.comparison else ""
+        assert gate.job_name is None or part in reported(jobs[gate.job_name])
+    for job in jobs.values():
+        compile(job.args[0], body["metadata"]["name"], "exec")
 
 
 def registered() -> Iterator[tuple[str, FineTuneJobSpec]]:

@@ -244,8 +244,9 @@ http://{{ include "finetune.mlflowName" . }}.{{ .Release.Namespace }}.svc:5000
   verbs: [patch]
 # Needed for owner references that block deletion, with the admission plugin OwnerReferencesPermissionEnforcement.
 - apiGroups: [finetune.dev]
-  resources: [finetunejobs/finalizers]
+  resources: [finetunejobs/finalizers, modelpromotions/finalizers]
   verbs: [update]
+# Of FineTuneJobs, and of the gates of ModelPromotions.
 - apiGroups: [batch]
   resources: [jobs]
   verbs: [get, list, watch, create, patch, delete]

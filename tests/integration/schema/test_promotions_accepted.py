@@ -34,6 +34,9 @@ ACCEPTED: dict[str, Json] = {
             {"name": "between", "type": "Metric", "metric": {"name": "length", "min": -1, "max": -1}},
             {"name": "tag", "type": "Tag", "tag": {"name": "tested", "equals": ""}},
             {"name": "better", "type": "Comparison", "comparison": BETTER},
+            {"name": "tests", "type": "Job", "job": {"image": "tests:1", "retries": 0, "timeoutSeconds": 1}},
+            {"name": "measured", "type": "Metric", "metric": {"name": "acc", "min": 0, "job": "tests"}},
+            {"name": "compared", "type": "Comparison", "comparison": {**BETTER, "job": "tests"}},
             {
                 "name": "not-worse",
                 "type": "Comparison",

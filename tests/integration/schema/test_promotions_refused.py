@@ -18,9 +18,7 @@ ONE_SOURCE = (
     "spec.source: Invalid value: set only the field that matches type: version for Version, alias for Alias, "
     "fineTuneJobRef for FineTuneJob"
 )
-WHAT_TYPE_NAMES = (
-    "set only the field that matches type: metric for Metric, tag for Tag, comparison for Comparison"
-)
+WHAT_TYPE_NAMES = "set only the field that matches type: metric for Metric, tag for Tag, comparison for Comparison, job for Job"
 ONE_KIND = f"spec.gates[0]: Invalid value: {WHAT_TYPE_NAMES}"
 ONE_WAY = "spec.gates[0].comparison: Invalid value: set exactly one of betterBy and notWorseThan"
 ONE_TOLERANCE = "Invalid value: set exactly one of absolute and relative"
@@ -155,6 +153,44 @@ REFUSED: dict[str, tuple[Json, str]] = {
     ),
     "a gate of nothing": (gated(), ONE_KIND),
     "a gate of two kinds": (gated(comparison=BETTER, tag={"name": "tested", "equals": "yes"}), ONE_KIND),
+    "a Job without an image": (gated(job={"command": ["pytest"]}), "spec.gates[0].job.image: Required value"),
+    "a variable of the operator": (
+        gated(job={"image": "tests:1", "env": [{"name": "MODEL_URI", "value": "models:/other/1"}]}),
+        "the operator sets MODEL_URI, MODEL_NAME, MODEL_VERSION and METRICS_PATH: remove them from env",
+    ),
+    "a variable of every pod": (
+        gated(job={"image": "tests:1", "env": [{"name": "MLFLOW_RUN_ID", "value": "r1"}]}),
+        "the operator sets MLFLOW_RUN_ID",
+    ),
+    "too many Jobs": (
+        promotion(
+            gates=[{"name": f"g{number}", "type": "Job", "job": {"image": "tests:1"}} for number in range(9)]
+        ),
+        "at most 8 gates can have type Job",
+    ),
+    "a number of no Job": (
+        gated(metric={"name": "acc", "min": 0.5, "job": "tests"}),
+        "metric.job must be the name of a gate of type Job",
+    ),
+    "a comparison of the number of another gate": (
+        promotion(
+            gates=[
+                {"name": "a", "type": "Metric", "metric": {"name": "acc", "min": 0.5}},
+                {"name": "b", "type": "Comparison", "comparison": {**BETTER, "job": "a"}},
+            ]
+        ),
+        "comparison.job must be the name of a gate of type Job",
+    ),
+    "a Job in a canary": (
+        canary(50, gates=[{"name": "tests", "type": "Job", "job": {"image": "tests:1"}}]),
+        'Unsupported value: "Job": supported values: "Metric", "Tag", "Comparison"',
+    ),
+    "the number of a Job in a canary": (
+        canary(
+            50, gates=[{"name": "a", "type": "Metric", "metric": {"name": "acc", "min": 0.5, "job": "tests"}}]
+        ),
+        "a gate of a canary cannot use the number of a Job: set the gate in spec.gates",
+    ),
     "a metric without bounds": (
         gated(metric={"name": "eval_loss"}),
         "spec.gates[0].metric: Invalid value: set min, max, or both",

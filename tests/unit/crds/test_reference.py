@@ -40,7 +40,7 @@ JOB, PROMOTION = field_reference(FineTuneJob), field_reference(ModelPromotion)
         (JOB, "spec.data", "source", "[object](#specdatasource)"),
         (JOB, "RolePodSettings", "env", "list of [object](#envvar)"),
         (PROMOTION, "spec.source", "version", "integer or string"),
-        (PROMOTION, "spec.serving.canary", "gates", "list of [object](#gate)"),
+        (PROMOTION, "spec.serving.canary", "gates", "list of [object](#specservingcanarygates)"),
         (JOB, "spec.tracking", "secretRef", "[object](#localreference)"),
         (JOB, "spec.trainer.code", "configMapRef", "[object](#localreference)"),
         (JOB, "EnvFromSource", "secretRef", "[object](#localreference)"),
