@@ -139,7 +139,9 @@ METRIC_KL = "kl"  # KTO: the estimate of the divergence from the reference
 # tag.
 TAG_JOB_UID = "finetune.dev/uid"  # operator, on the run: the operator finds the run by this tag
 TAG_JOB = "finetune.dev/job"  # operator, on the run: namespace/name
-TAG_GATE_JOB = "finetune.dev/gate-job"  # operator, on the run of a gate's Job: uid of the promotion and name of the Job
+TAG_GATE_JOB = (
+    "finetune.dev/gate-job"  # operator, on the run of a gate's Job: the operator finds the run by this tag
+)
 TAG_PROMOTION = "finetune.dev/promotion"  # operator, on the run of a gate's Job: namespace/name
 TAG_JUDGED_MODEL = "finetune.dev/model"  # operator, on the run of a gate's Job: the registered model
 TAG_JUDGED_VERSION = "finetune.dev/version"  # operator, on the run of a gate's Job: the version

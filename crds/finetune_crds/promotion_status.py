@@ -98,9 +98,9 @@ class GateResult(ApiModel):
     """Name of the Job, which is deleted a day after it has ended."""
     outcome: Literal["Succeeded", "Failed", "NotStarted"]
     """Succeeded, Failed, or NotStarted if no container ran within timeoutSeconds."""
-    metrics: Annotated[dict[str, Annotated[str, Field(max_length=32)]], Field(max_length=MAX_GATE_NUMBERS)] = (
-        Field(default_factory=dict)
-    )
+    metrics: Annotated[
+        dict[str, Annotated[str, Field(max_length=32)]], Field(max_length=MAX_GATE_NUMBERS)
+    ] = Field(default_factory=dict)
     """The numbers that the Job reported, by name."""
     message: Annotated[str, Field(max_length=MAX_GATE_MESSAGE)] = ""
     """Why the Job failed or reported no numbers; empty otherwise."""
@@ -249,7 +249,9 @@ class ModelPromotionStatus(ApiModel):
     """Identity of the model and of the versions in this status. If the registry has others, the operator writes nothing."""
     gates: GatesStatus | None = None
     """The verdicts of the gates on the candidate."""
-    gate_results: Annotated[list[GateResult], Field(max_length=MAX_GATE_RESULTS)] = Field(default_factory=list)
+    gate_results: Annotated[list[GateResult], Field(max_length=MAX_GATE_RESULTS)] = Field(
+        default_factory=list
+    )
     """The last results of the Jobs of gates, newest first."""
     approval: ApprovalStatus | None = None
     """The state of the approval of the candidate."""

@@ -67,7 +67,7 @@ def record_results(draft: Draft) -> Outcome:
     return Continue
 
 
-def measure(draft: Draft, gate_name: str, version: ModelVersion) -> Measurement:
+def find_measurement(draft: Draft, gate_name: str, version: ModelVersion) -> Measurement:
     """What the Job of a gate says about a version."""
     gate = next(item for item in draft.spec.gates if item.name == gate_name)
     needed = _need(draft, gate, version)
@@ -96,7 +96,9 @@ def start_missing(draft: Draft) -> bool:
 
 def has_job_in_progress(draft: Draft) -> bool:
     """Whether a needed Job is created, starts or runs."""
-    return any(measure(draft, item.gate.name, item.version).is_in_progress for item in _list_needed(draft))
+    return any(
+        find_measurement(draft, item.gate.name, item.version).is_in_progress for item in _list_needed(draft)
+    )
 
 
 def tidy(draft: Draft) -> None:

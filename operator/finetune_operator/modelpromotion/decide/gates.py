@@ -14,7 +14,11 @@ from finetune_crds.promotion_status import GatesStatus, GateVerdict, Verdict
 from finetune_operator.modelpromotion.decide.approval import forget_waits
 from finetune_operator.modelpromotion.decide.digests import gates_digest
 from finetune_operator.modelpromotion.decide.draft import Draft
-from finetune_operator.modelpromotion.decide.gate_jobs import has_job_in_progress, measure, start_missing
+from finetune_operator.modelpromotion.decide.gate_jobs import (
+    find_measurement,
+    has_job_in_progress,
+    start_missing,
+)
 from finetune_operator.modelpromotion.decide.measurement import Measurement, judge_job, read_measured
 from finetune_operator.policy.result import Continue, Outcome, Stop
 from finetune_operator.registry.base import ModelVersion, find_comparison_tag
@@ -30,7 +34,9 @@ def check_gates(draft: Draft) -> Outcome:
         # The candidate was not read in this pass. If it does not exist, an earlier policy has reported that.
         return Stop
     holder = draft.observed.versions.get(draft.holder or "")
-    verdicts = judge(draft.spec.gates, candidate, holder, lost=draft.lost, measure=partial(measure, draft))
+    verdicts = judge(
+        draft.spec.gates, candidate, holder, lost=draft.lost, measure=partial(find_measurement, draft)
+    )
     passed = sum(item.verdict == "Passed" for item in verdicts)
     draft.update(
         gates=GatesStatus(

@@ -10,7 +10,7 @@ from finetune_operator.modelpromotion.decide.approval import forget_waits
 from finetune_operator.modelpromotion.decide.digests import gates_digest, terms_digest
 from finetune_operator.modelpromotion.decide.draft import Draft
 from finetune_operator.modelpromotion.decide.drift import promotion_actor
-from finetune_operator.modelpromotion.decide.gate_jobs import measure
+from finetune_operator.modelpromotion.decide.gate_jobs import find_measurement
 from finetune_operator.modelpromotion.decide.gates import judge
 from finetune_operator.modelpromotion.decide.move import begin
 from finetune_operator.policy.result import Continue, Outcome, Stop
@@ -117,7 +117,8 @@ def _still_passes(draft: Draft, version: str) -> bool:
     candidate = draft.observed.versions.get(version)
     gates = [gate for gate in draft.spec.gates if not gate.comparison]
     return candidate is not None and all(
-        item.verdict == "Passed" for item in judge(gates, candidate, None, measure=partial(measure, draft))
+        item.verdict == "Passed"
+        for item in judge(gates, candidate, None, measure=partial(find_measurement, draft))
     )
 
 
