@@ -39,6 +39,7 @@ _WARNING_REASONS = {
     ConditionReason.PREPARED_WITH_WARNING,
     ConditionReason.JOB_FAILED,
     ConditionReason.APPROVAL_TIMED_OUT,
+    ConditionReason.GATE_NOT_STARTED,
     ConditionReason.NOTHING_TO_ROLL_BACK_TO,
     ConditionReason.MOVE_REFUSED,
     ConditionReason.CONFLICT,

@@ -118,7 +118,12 @@ def test_fields_of_a_later_version_are_passed_over() -> None:
 def test_a_resource_without_a_status_has_an_empty_one() -> None:
     found = ModelPromotion.model_validate({"metadata": {"name": "champion"}, "spec": LEAST})
     assert found.status == ModelPromotionStatus()
-    assert found.status.to_json() == {"observedGeneration": -1, "history": [], "conditions": []}
+    assert found.status.to_json() == {
+        "observedGeneration": -1,
+        "gateResults": [],
+        "history": [],
+        "conditions": [],
+    }
 
 
 def test_a_status_is_read_as_it_was_written() -> None:
@@ -139,11 +144,22 @@ def test_a_status_is_read_as_it_was_written() -> None:
         "holder": "5.03",
         "message": "worse",
     }
+    result = {
+        "version": "2",
+        "digest": "0a1b",
+        "job": "champion-gate-0a1b",
+        "outcome": "Succeeded",
+        "metrics": {"acc": "0.9"},
+        "message": "",
+        "runId": "r1",
+        "time": "2026-11-21T12:00:00Z",
+    }
     written = {
         "phase": "Promoted",
         "observedGeneration": 3,
         "current": "2",
         "gates": {"version": "2", "digest": "0a1b", "summary": "0/1", "verdicts": [verdict]},
+        "gateResults": [result],
         "history": [move],
         "conditions": [],
     }

@@ -34,36 +34,18 @@ from fixtures.operator_in_memory.decisions import (
 )
 
 Json = dict[str, Any]
-OWNED, OF_A_JOB = controller(API_VERSION, "FineTuneJob", UID), controller("batch/v1", "Job", "j1")
-# Who controls a Job, and who a pod, that has these ownerReferences.
-OWNERS: dict[str, tuple[list[Json], str | None, str | None]] = {
-    "nobody": ([], None, None),
-    "a FineTuneJob": ([OWNED], UID, None),
-    "a FineTuneJob of a later version": ([controller("finetune.dev/v1", "FineTuneJob", UID)], UID, None),
-    "a Job": ([OF_A_JOB], None, "j1"),
-    "a FineTuneJob that is no controller": ([OWNED | {"controller": False}], None, None),
-    "a FineTuneJob that does not say so": (
-        [{key: value for key, value in OWNED.items() if key != "controller"}],
-        None,
-        None,
-    ),
-    "a FineTuneJob of another group": ([controller("example.com/v1", "FineTuneJob", UID)], None, None),
-    "a Job of another group": ([controller("example.com/v1", "Job", "j1")], None, None),
-    "a FineTuneJob beside another controller": ([OWNED | {"controller": False}, OF_A_JOB], None, "j1"),
-}
-
-
-@pytest.mark.parametrize(("references", "of_job", "of_pod"), OWNERS.values(), ids=OWNERS)
-def test_the_controller_owns_a_child(references: list[Json], of_job: str | None, of_pod: str | None) -> None:
-    body = {"metadata": {"name": "x", "namespace": "team", "ownerReferences": references}}
-    expected = [Owner("team", uid) if uid else None for uid in (of_job, of_pod)]
-    assert [find_owner(kind, body) for kind in ("Job", "Pod")] == expected
-    assert is_child(body, ftj()) == (of_job == UID)
+OWNED = controller(API_VERSION, "FineTuneJob", UID)
 
 
 def test_a_child_is_in_the_namespace_of_its_job() -> None:
     body = {"metadata": {"name": "x", "namespace": "other", "ownerReferences": [OWNED]}}
     assert not is_child(body, ftj())
+    assert is_child({"metadata": {**body["metadata"], "namespace": "team"}}, ftj())
+
+
+def test_a_child_of_a_promotion_is_none_of_a_job() -> None:
+    owner = controller(API_VERSION, "ModelPromotion", UID)
+    assert not is_child({"metadata": {"name": "x", "namespace": "team", "ownerReferences": [owner]}}, ftj())
 
 
 FOREIGN: dict[str, tuple[str, Json]] = {

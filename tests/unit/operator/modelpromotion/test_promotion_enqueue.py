@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
+from finetune_operator import names
+from finetune_operator.batch.owners import build_owner_reference, find_owner
 from finetune_operator.controller.store import Store
 from finetune_operator.controller.workqueue import WorkQueue
-from finetune_operator.modelpromotion.enqueue import on_event
+from finetune_operator.modelpromotion.enqueue import is_child, on_child, on_event
 
 Json = dict[str, Any]
 META: Json = {
@@ -86,3 +88,32 @@ def test_a_status_of_a_promotion_that_names_no_model_is_no_news() -> None:
     store.put("ModelPromotion", promotion(spec=spec))
     assert looked_at(store, "MODIFIED", promotion(LATER, spec=spec, status={"phase": "Promoted"})) == []
     assert store.promotions["team", "champion"]["spec"]["model"] == "champion"
+
+
+def test_the_pod_of_a_gate_queues_the_promotion_that_its_annotation_names_unless_nobody_owns_it() -> None:
+    store, queue = Store(find_owner), WorkQueue(clock=lambda: 0.0)
+    meta = {
+        "namespace": "team",
+        "name": "champion-gate-1",
+        "uid": "j1",
+        "resourceVersion": "20",
+        "annotations": {names.ANNOTATION_PROMOTION: "champion"},
+    }
+    forged: Json = {"metadata": meta}
+    job = {
+        "metadata": {**meta, "ownerReferences": [build_owner_reference("ModelPromotion", "champion", "u1")]}
+    }
+    assert is_child(forged)
+    assert not is_child({"metadata": {**meta, "annotations": {}}})
+    on_child(store, queue, "Job", "ADDED", forged)
+    assert list(queue._ready) == []
+    on_child(store, queue, "Job", "ADDED", job)
+    assert list(queue._ready) == ["team/champion"]
+    assert store.jobs_of(("team", "u1")) == [job]
+    # What the operator wrote itself is no news.
+    queue.drop("team/champion")
+    known = WorkQueue(clock=lambda: 0.0)
+    on_child(store, known, "Job", "ADDED", job)
+    assert list(known._ready) == []
+    on_child(store, known, "Job", "DELETED", job)
+    assert list(known._ready) == ["team/champion"]

@@ -8,7 +8,7 @@ from finetune_crds.conditions import ConditionReason
 from finetune_crds.promotion_status import ModelPromotionStatus
 from finetune_operator.errors import Problem
 from finetune_operator.modelpromotion.decide.failed_action import record_failed_action
-from finetune_operator.modelpromotion.model import PromotionDecision
+from finetune_operator.modelpromotion.model import PromotionDecision, StartGateJob
 from finetune_operator.registry.base import MoveAlias
 from finetune_operator.registry.writer import VersionNotReady
 from unit.operator.modelpromotion.decide.rollout import NOW, promotion
@@ -48,3 +48,21 @@ def test_a_move_that_failed(reason: ConditionReason, message: ConditionReason) -
         "Reconciling": ("True", *expected),
     }
     assert status.phase == "Promoting"
+
+
+def test_a_job_that_could_not_be_created_leaves_the_gates_unclear() -> None:
+    decision = PromotionDecision(
+        status=ModelPromotionStatus(candidate="2"), actions=(StartGateJob({}, None),)
+    )
+    problem = Problem(ConditionReason.MLFLOW_UNREACHABLE, "here is why")
+    status = record_failed_action(
+        promotion(decision.status), decision, decision.actions[0], problem, now=NOW
+    ).status
+    expected = (ConditionReason.GATE_NOT_STARTED, "version 2 cannot be judged yet: here is why")
+    assert {str(item.type): (item.status, item.reason, item.message) for item in status.conditions} == {
+        "GatesPassed": ("Unknown", *expected),
+        "Promoted": ("False", *expected),
+        "Ready": ("False", *expected),
+        "Reconciling": ("True", *expected),
+    }
+    assert status.phase == "Pending"
