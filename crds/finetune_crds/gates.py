@@ -18,7 +18,7 @@ from finetune_crds.base import (
     list_type_map,
     rules,
 )
-from finetune_crds.env import GATE_ENV, Env
+from finetune_crds.env import GATE_ENV, EnvVar
 
 MAX_JOB_GATES = 8
 DEFAULT_TIMEOUT_SECONDS = 3600
@@ -121,7 +121,9 @@ class JobGate(ApiModel):
     write numbers to the file METRICS_PATH as a JSON object, or log them as metrics of the MLflow run MLFLOW_RUN_ID."""
     args: Annotated[list[LongText], Field(max_length=256)] = Field(default_factory=list)
     """Arguments of the command."""
-    env: Env = Field(default_factory=list)
+    env: Annotated[list[EnvVar], Field(max_length=32, json_schema_extra=list_type_map("name"))] = Field(
+        default_factory=list
+    )
     """Environment variables. A variable overrides its namesake in the chart's defaults.pods.all."""
     template: Passthrough | None = None
     """Other fields of a PodTemplateSpec, such as resources, envFrom or serviceAccountName. The container `main` is the Job's
