@@ -18,8 +18,10 @@ ONE_SOURCE = (
     "spec.source: Invalid value: set only the field that matches type: version for Version, alias for Alias, "
     "fineTuneJobRef for FineTuneJob"
 )
-WHAT_TYPE_NAMES = "set only the field that matches type: metric for Metric, tag for Tag, comparison for Comparison, job for Job"
-ONE_KIND = f"spec.gates[0]: Invalid value: {WHAT_TYPE_NAMES}"
+WHAT_TYPE_NAMES = (
+    "set only the field that matches type: metric for Metric, tag for Tag, comparison for Comparison"
+)
+ONE_KIND = f"spec.gates[0]: Invalid value: {WHAT_TYPE_NAMES}, job for Job"
 ONE_WAY = "spec.gates[0].comparison: Invalid value: set exactly one of betterBy and notWorseThan"
 ONE_TOLERANCE = "Invalid value: set exactly one of absolute and relative"
 THREE_NAMES = "model must be catalog.schema.name for a model in Unity Catalog"

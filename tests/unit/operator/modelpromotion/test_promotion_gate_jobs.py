@@ -194,6 +194,65 @@ async def test_a_job_goes_on_while_the_registry_is_away() -> None:
     assert list(simulation.jobs()) == ["2"]
 
 
+async def test_the_failure_of_a_job_that_somebody_deletes_counts_for_nothing() -> None:
+    simulation = gated(TESTS)
+    await simulation.settle()
+    simulation.end_job("2", code=143)
+    job = simulation.jobs()["2"]
+    name = job["metadata"]["name"]
+    deleted = {**job["metadata"], "deletionTimestamp": "2026-08-01T12:00:00Z"}
+    simulation.kube.keep({**job, "metadata": deleted})
+    await simulation.settle()
+    assert simulation.phase_and_reason() == "Pending: GateRunning"
+    assert simulation.status().gate_results == []
+    for key in [key for key in simulation.kube.objects if key[0] in ("Job", "Pod")]:
+        del simulation.kube.objects[key]
+    await simulation.settle()
+    assert simulation.jobs()["2"]["metadata"]["name"] == name
+    assert "deletionTimestamp" not in simulation.jobs()["2"]["metadata"]
+
+
+async def test_a_version_of_another_registry_has_no_result_although_its_number_is_the_same() -> None:
+    simulation = gated(TESTS)
+    await simulation.settle()
+    simulation.end_job("2")
+    await simulation.settle()
+    assert simulation.phase_and_reason() == "Promoted: Promoted"
+    simulation.registry.number = 2
+    simulation.registry.aliases = {"staging": "2"}
+    for version in ("1", "2", "3"):
+        simulation.registry.add(version, eval_loss=2.0)
+    await simulation.settle()
+    assert simulation.phase_and_reason() == "Blocked: RegistryChanged"
+    first = simulation.jobs()["2"]["metadata"]["name"]
+    simulation.edit(onDrift="Adopt")
+    await simulation.settle()
+    assert simulation.phase_and_reason() == "Pending: GateRunning"
+    started = [item for item in simulation.kube.done("create") if item.startswith("Job/")]
+    assert len(started) == 2
+    assert started[0] == f"Job/{first}"
+
+
+async def test_results_are_bounded_and_needed_ones_are_kept() -> None:
+    simulation = gated(TESTS, AS_GOOD)
+    simulation.registry.aliases["champion"] = "1"
+    await simulation.settle()
+    simulation.end_job("1", message='{"acc": 0.9}')
+    simulation.end_job("2", message='{"acc": 0.1}')
+    await simulation.settle()
+    for number in range(4, 24):
+        simulation.registry.add(str(number))
+        simulation.registry.aliases["staging"] = str(number)
+        await simulation.settle()
+        simulation.end_job(str(number), message='{"acc": 0.1}')
+        await simulation.settle()
+    versions = [result.version for result in simulation.status().gate_results]
+    assert versions == [*(str(number) for number in range(23, 8, -1)), "1"]
+    assert (
+        list(simulation.kube.done("create")).count(f"Job/{simulation.jobs()['1']['metadata']['name']}") == 1
+    )
+
+
 async def test_drift_does_not_stop_a_job() -> None:
     simulation = gated(TESTS, AS_GOOD)
     simulation.registry.aliases["champion"] = "1"
