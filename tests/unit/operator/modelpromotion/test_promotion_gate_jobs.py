@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -231,6 +232,37 @@ async def test_a_version_of_another_registry_has_no_result_although_its_number_i
     started = [item for item in simulation.kube.done("create") if item.startswith("Job/")]
     assert len(started) == 2
     assert started[0] == f"Job/{first}"
+
+
+async def test_a_version_that_was_restored_under_its_number_has_no_result() -> None:
+    simulation = gated(TESTS)
+    await simulation.settle()
+    simulation.end_job("2", code=1)
+    await simulation.settle()
+    simulation.registry.aliases["staging"] = "3"
+    await simulation.settle()
+    simulation.end_job("3")
+    await simulation.settle()
+    # The database was restored, and another job has registered version 2.
+    simulation.registry.versions["2"] = replace(simulation.registry.versions["2"], run_id="other")
+    simulation.registry.aliases["staging"] = "2"
+    await simulation.settle()
+    assert simulation.phase_and_reason() == "Blocked: RegistryChanged"
+
+
+async def test_a_gate_that_is_changed_after_its_result_runs_anew() -> None:
+    simulation = gated(TESTS)
+    await simulation.settle()
+    simulation.end_job("2", code=1)
+    await simulation.settle()
+    assert simulation.phase_and_reason() == "Refused: GateFailed"
+    simulation.edit(gates=[{**TESTS, "job": {"image": "tests:2"}}])
+    await simulation.settle()
+    assert simulation.phase_and_reason() == "Pending: GateRunning"
+    # The first gate has its result still.
+    simulation.edit(gates=[TESTS])
+    await simulation.settle()
+    assert simulation.phase_and_reason() == "Refused: GateFailed"
 
 
 async def test_results_are_bounded_and_needed_ones_are_kept() -> None:
