@@ -46,7 +46,7 @@ from finetune_operator.gauges import Gauges
 from finetune_operator.kube import Kube, NoClusterError
 from finetune_operator.modelpromotion import enqueue as promotion_events
 from finetune_operator.modelpromotion.apply import ModelPromotionApplier
-from finetune_operator.modelpromotion.observe import ModelPromotionObserver
+from finetune_operator.modelpromotion.observe import ModelPromotionObserver, read_promotion
 from finetune_operator.modelpromotion.reconcile import ModelPromotionReconciler
 from finetune_operator.registry.writer import AliasWriter
 from finetune_operator.settings import Settings, SettingsError
@@ -254,6 +254,8 @@ class Operator:
 
     async def _modelpromotion(self, kind: str | None, body: Json) -> None:
         promotion_events.on_event(self.store, self.queues.promotions, kind, body)
+        if kind == "DELETED" and self.election.won.is_set():
+            await self.promotions.applier.gate_jobs.close_runs_of_deleted(read_promotion(body))
 
     async def _child(self, child: str, kind: str | None, body: Json) -> None:
         if promotion_events.is_child(body):

@@ -199,11 +199,18 @@ def test_an_operator_that_is_killed_runs_one_job_and_reads_its_end(own_gated: Ga
     assert len(found["runs"]) == 1
 
 
-def test_a_promotion_that_is_deleted_takes_its_job_with_it(gated: Gated) -> None:
+def test_a_promotion_that_is_deleted_takes_its_job_with_it_and_closes_the_run(gated: Gated) -> None:
     world, registry = gated.world, gated.registry
     version = registry.version(2.0)
     registry.point("staging", version)
     registry.apply(gates=[TESTS])
-    world.run_pods(gated.wait_job(version), 1)
+    job = gated.wait_job(version)
+    world.run_pods(job, 1)
+    run_id = gated.run_of(job)["info"]["run_id"]
     world.api.delete("ModelPromotion", world.namespace, "champion")
     wait_for("no Job is left", lambda: gated.jobs() == [])
+
+    def status() -> str:
+        return str(world.mlflow.get("runs/get", run_id=run_id)["run"]["info"]["status"])
+
+    wait_for("the run is closed", lambda: status() == "KILLED", instead=status)

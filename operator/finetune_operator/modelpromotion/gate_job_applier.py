@@ -10,6 +10,7 @@ from finetune_crds import contract
 from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason
 from finetune_operator.batch.owners import Owner, find_resource
+from finetune_operator.batch.state import has_ended
 from finetune_operator.controller.store import Store
 from finetune_operator.errors import ExternalError, Problem
 from finetune_operator.kube import Kube, KubeError
@@ -22,6 +23,7 @@ from finetune_operator.modelpromotion.model import (
     ReleaseGateJob,
     StartGateJob,
     StopGateJob,
+    find_run_id,
 )
 from finetune_operator.modelpromotion.observe import ModelPromotionObserver
 
@@ -52,15 +54,35 @@ class GateJobApplier:
             case StartGateJob():
                 await self._start(promotion, action)
             case StopGateJob():
+                # First the run: without the Job, an interrupted pass would not know it any more.
+                await self._close_stopped_run(promotion, action.run_id)
                 # NB: with foreground deletion, the Job stays until its pods are deleted, so that no two Jobs of one name run at once.
                 await self.kube.delete("Job", promotion.namespace, action.name, action.uid, foreground=True)
                 log.info("%s: stopped Job %s", promotion.key, action.name)
             case ReleaseGateJob():
                 await self._release(promotion, action)
             case CloseGateRun():
-                server = await self.observer.open_server(promotion)
-                if server:
-                    await asyncio.to_thread(server.finish_run, action.run_id, action.status)
+                await self._close_run(promotion, action.run_id, action.status)
+
+    async def close_runs_of_deleted(self, promotion: Promotion) -> None:
+        """Close the MLflow runs of the Jobs that ran when their promotion was deleted. Kubernetes deletes the Jobs."""
+        for job in self.store.jobs_of(Owner(promotion.namespace, promotion.uid)):
+            if not has_ended(job):
+                await self._close_stopped_run(promotion, find_run_id(job))
+
+    async def _close_stopped_run(self, promotion: Promotion, run_id: str | None) -> None:
+        """Close the run of a Job that is stopped, if MLflow lets the operator: the Job is stopped in any case."""
+        if run_id is None:
+            return
+        try:
+            await self._close_run(promotion, run_id, "KILLED")
+        except (ExternalError, KubeError) as error:
+            log.warning("%s: MLflow run %s of a stopped Job stays open: %s", promotion.key, run_id, error)
+
+    async def _close_run(self, promotion: Promotion, run_id: str, status: str) -> None:
+        server = await self.observer.open_server(promotion)
+        if server:
+            await asyncio.to_thread(server.finish_run, run_id, status)
 
     async def _start(self, promotion: Promotion, action: StartGateJob) -> None:
         """Create the MLflow run and then the Job, or find what an interrupted pass has created."""

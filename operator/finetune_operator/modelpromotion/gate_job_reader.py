@@ -16,7 +16,7 @@ from finetune_operator.controller.store import Store
 from finetune_operator.kube import Kube
 from finetune_operator.mlflow.model import Run
 from finetune_operator.mlflow.runs import Server
-from finetune_operator.modelpromotion.model import ObservedJob, Promotion
+from finetune_operator.modelpromotion.model import ObservedJob, Promotion, find_run_id
 
 # Logs in to the MLflow server of a promotion; None without a server.
 OpenServer = Callable[[Promotion], Awaitable[Server | None]]
@@ -74,6 +74,6 @@ def _is_pod_of(job: Json, pod: Json) -> bool:
 
 async def _read_run(promotion: Promotion, job: Json, open_server: OpenServer) -> Run | None:
     """The MLflow run of a Job; None if it has none, or if somebody deleted it."""
-    run_id = (job["metadata"].get("annotations") or {}).get(names.ANNOTATION_RUN)
+    run_id = find_run_id(job)
     server = await open_server(promotion) if run_id else None
     return await asyncio.to_thread(server.read_run, run_id) if server and run_id else None

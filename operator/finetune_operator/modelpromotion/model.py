@@ -9,6 +9,7 @@ from datetime import datetime
 from finetune_crds.base import Json
 from finetune_crds.modelpromotion import ModelPromotionSpec
 from finetune_crds.promotion_status import ModelPromotionStatus
+from finetune_operator import names
 from finetune_operator.errors import Problem
 from finetune_operator.mlflow.model import Run
 from finetune_operator.registry.base import ModelVersion, MoveAlias, RegisteredModel
@@ -84,6 +85,16 @@ class ObservedJob:
         """The uid of the Job."""
         return str(self.body["metadata"]["uid"])
 
+    @property
+    def run_id(self) -> str | None:
+        """The id of its MLflow run; None if it has none."""
+        return find_run_id(self.body)
+
+
+def find_run_id(job: Json) -> str | None:
+    """The id of the MLflow run of a gate's Job; None if it has none."""
+    return (job["metadata"].get("annotations") or {}).get(names.ANNOTATION_RUN)
+
 
 @dataclass(frozen=True)
 class Observed:
@@ -138,10 +149,11 @@ class StartGateJob:
 
 @dataclass(frozen=True)
 class StopGateJob:
-    """Delete the Job of a gate with its pods."""
+    """Delete the Job of a gate with its pods, and close its MLflow run (None if it has none)."""
 
     name: str
     uid: str
+    run_id: str | None
 
 
 @dataclass(frozen=True)

@@ -111,7 +111,7 @@ def tidy(draft: Draft) -> None:
         is_needed = job.name in needed_names
         if not has_ended(job.body):
             if not is_needed:
-                draft.actions.append(StopGateJob(job.name, job.uid))
+                draft.actions.append(StopGateJob(job.name, job.uid, job.run_id))
         elif "ttlSecondsAfterFinished" not in job.body["spec"] and (
             job.name in recorded_names or not is_needed
         ):
@@ -121,7 +121,7 @@ def tidy(draft: Draft) -> None:
 def stop_all(draft: Draft) -> None:
     """Stop all Jobs that run."""
     draft.actions += [
-        StopGateJob(job.name, job.uid)
+        StopGateJob(job.name, job.uid, job.run_id)
         for job in draft.observed.gate_jobs
         if not has_ended(job.body) and not is_being_deleted(job.body)
     ]
@@ -215,6 +215,8 @@ def _describe_unfinished(job: ObservedJob, version: str) -> Measurement:
         return Measurement(
             job.name, None, f"{what} has ended, and its result is being read", is_in_progress=True
         )
+    if job.body["spec"].get("suspend"):
+        return Measurement(job.name, None, f"{what} was suspended, for example by Kueue: resume it")
     if obstacle:
         return Measurement(job.name, None, f"{what} cannot run: {obstacle}")
     failed = job.body.get("status", {}).get("failed") or 0

@@ -10,6 +10,7 @@ import pytest
 from finetune_crds.conditions import ConditionReason
 from finetune_operator.errors import Problem
 from finetune_operator.kube import KubeError
+from finetune_operator.modelpromotion.observe import read_promotion
 from fixtures.operator_in_memory.promotions import KilledError, World
 from unit.operator.modelpromotion.champion import world
 
@@ -170,6 +171,7 @@ async def test_what_runs_is_stopped_and_runs_again_afterwards(spec: Json) -> Non
     simulation.edit(**spec)
     await simulation.settle()
     assert simulation.jobs() == {}
+    assert simulation.runs.runs["run-1"].status == "KILLED"
     undo: Json = dict.fromkeys(spec)
     simulation.edit(**undo)
     await simulation.settle()
@@ -185,6 +187,29 @@ async def test_a_promotion_that_is_deleted_stops_its_job_at_once() -> None:
     simulation.remove()
     await simulation.settle()
     assert simulation.jobs() == {}
+    assert simulation.runs.runs["run-1"].status == "KILLED"
+
+
+async def test_the_runs_of_a_deleted_promotion_are_closed_unless_their_jobs_have_ended() -> None:
+    simulation = gated(TESTS, AS_GOOD)
+    simulation.registry.aliases["champion"] = "1"
+    await simulation.settle()
+    simulation.end_job("1")
+    await simulation.settle()
+    promotion = read_promotion(simulation.kube.objects["ModelPromotion", "team", "champion"])
+    await simulation.operator.reconciler.applier.gate_jobs.close_runs_of_deleted(promotion)
+    statuses = {run.tags["finetune.dev/version"]: run.status for run in simulation.runs.runs.values()}
+    assert statuses == {"1": "FINISHED", "2": "KILLED"}
+
+
+async def test_a_job_that_its_queue_suspends_is_named() -> None:
+    simulation = gated(TESTS)
+    await simulation.settle()
+    job = simulation.jobs()["2"]
+    simulation.kube.keep({**job, "spec": {**job["spec"], "suspend": True}})
+    await simulation.settle()
+    message = f"Job {job['metadata']['name']} for version 2 was suspended, for example by Kueue: resume it"
+    assert verdicts(simulation)["tests"] == ("Inconclusive", message)
 
 
 async def test_a_job_goes_on_while_the_registry_is_away() -> None:
