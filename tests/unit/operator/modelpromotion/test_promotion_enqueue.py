@@ -106,14 +106,14 @@ def test_the_pod_of_a_gate_queues_the_promotion_that_its_annotation_names_unless
     assert is_child(forged)
     assert not is_child({"metadata": {**meta, "annotations": {}}})
     on_child(store, queue, "Job", "ADDED", forged)
-    assert list(queue._ready) == []
+    assert list(queue._queued) == []
     on_child(store, queue, "Job", "ADDED", job)
-    assert list(queue._ready) == ["team/champion"]
+    assert list(queue._queued) == ["team/champion"]
     assert store.jobs_of(("team", "u1")) == [job]
     # What the operator wrote itself is no news.
     queue.drop("team/champion")
     known = WorkQueue(clock=lambda: 0.0)
     on_child(store, known, "Job", "ADDED", job)
-    assert list(known._ready) == []
+    assert list(known._queued) == []
     on_child(store, known, "Job", "DELETED", job)
-    assert list(known._ready) == ["team/champion"]
+    assert list(known._queued) == ["team/champion"]
