@@ -1,4 +1,4 @@
-"""Condition types and reasons of both resources.
+"""Condition types and reasons of all resources.
 
 Only the operator writes conditions. Reasons are CamelCase and stable: people filter on them.
 """
@@ -47,23 +47,25 @@ ObservedGeneration = Annotated[int, Field(ge=UNSEEN)]
 
 
 class ConditionType(StrEnum):
-    """Condition types: first the types of both resources, then the types of FineTuneJob, then the types of ModelPromotion."""
+    """Condition types: first the types of all resources, then those of FineTuneJob, of ModelPromotion, and of FineTuneSchedule."""
 
     READY = "Ready"
-    """A FineTuneJob has succeeded; the alias of a ModelPromotion points at a version that passed its gates. The operator
-    derives Ready from the other conditions, and copies reason and message from the condition that explains it."""
+    """A FineTuneJob has succeeded; the alias of a ModelPromotion points at a version that passed its gates; a
+    FineTuneSchedule creates FineTuneJobs, or is suspended. The operator derives Ready from the other conditions, and copies
+    reason and message from the condition that explains it."""
     RECONCILING = "Reconciling"
     """True while the operator works on the resource, or waits for something such as a server, a Secret or an approval.
     Absent otherwise, as kstatus expects."""
     STALLED = "Stalled"
     """True when the resource cannot make progress until its spec changes: a failed job, an invalid pod template, a refused
-    promotion, or an alias that does not point at the version that it should point at. Absent otherwise."""
+    promotion, an alias that does not point at the version that it should point at, or an invalid schedule. Absent
+    otherwise."""
     ACCEPTED = "Accepted"
     """This version of the operator supports the spec."""
     CODE_RESOLVED = "CodeResolved"
     """The commit of `spec.trainer.code.git` is known, and every attempt runs it. Absent without `spec.trainer.code.git`."""
     SUSPENDED = "Suspended"
-    """`spec.suspend` is true: the pods have stopped or are stopping, and no alias is moved."""
+    """`spec.suspend` is true: the pods have stopped or are stopping, no alias is moved, and no FineTuneJob is created."""
     TRACKED = "Tracked"
     """The MLflow run exists, and MLflow answers."""
     PREPARED = "Prepared"
@@ -108,6 +110,9 @@ class ConditionType(StrEnum):
     """Something other than this operator moved the alias."""
     SERVED = "Served"
     """The endpoint serves the version that the alias points at. Absent without `spec.serving`."""
+    SCHEDULED = "Scheduled"
+    """The last start time was handled: a FineTuneJob was created, or its data had not changed. Absent before the first start
+    time."""
 
 
 SUMMARY = frozenset(
@@ -117,7 +122,7 @@ SUMMARY = frozenset(
 
 
 class ConditionReason(StrEnum):
-    """Reasons of conditions: first the reasons of a job, in the order of its steps, then the reasons of a promotion."""
+    """Reasons of conditions: first those of a job, in the order of its steps, then those of a promotion, then those of a schedule."""
 
     ACCEPTED = "Accepted"
     ACCEPTED_WITH_WARNING = "AcceptedWithWarning"
@@ -250,3 +255,9 @@ class ConditionReason(StrEnum):
     DATABRICKS_FORBIDDEN = "DatabricksForbidden"
     DATABRICKS_ERROR = "DatabricksError"
     DATABRICKS_NOT_CONFIGURED = "DatabricksNotConfigured"
+    JOB_TEMPLATE_INVALID = "JobTemplateInvalid"
+    JOB_TEMPLATE_REJECTED = "JobTemplateRejected"
+    JOB_CREATED = "JobCreated"
+    JOB_STILL_RUNNING = "JobStillRunning"
+    START_TIME_MISSED = "StartTimeMissed"
+    DATA_UNCHANGED = "DataUnchanged"

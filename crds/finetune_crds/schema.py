@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from finetune_crds.base import GROUP, REPLACED, REQUIRED_BY_RULE, VALIDATIONS, VERSION, ReplacedField, Rule
-from finetune_crds.finetunejob import FineTuneJob
-from finetune_crds.modelpromotion import ModelPromotion
+from finetune_crds.resources import Resource
 
 Schema = dict[str, Any]
 _AS_IN_SPEC = "As in the spec."
@@ -210,7 +209,7 @@ def _list_descriptions(schema: Schema, parent: str = "") -> Iterator[tuple[str, 
 
 
 def crd(
-    resource: type[FineTuneJob | ModelPromotion],
+    resource: Resource,
     *,
     metadata_annotations: dict[str, str] | None = None,
     documented: bool = False,

@@ -18,7 +18,6 @@ import prometheus_client
 
 from finetune_crds.base import Json
 from finetune_operator import metrics
-from finetune_operator.batch.owners import find_owner
 from finetune_operator.controller.election import (
     Election,
     LeaseLostError,
@@ -42,12 +41,17 @@ from finetune_operator.finetunejob.observe.background_reads import ReadPace
 from finetune_operator.finetunejob.observe.namespaces import NamespaceReader
 from finetune_operator.finetunejob.observe.observer import FineTuneJobObserver, read_finetunejob
 from finetune_operator.finetunejob.reconcile import FineTuneJobReconciler
+from finetune_operator.finetuneschedule import enqueue as schedule_events
+from finetune_operator.finetuneschedule.apply import FineTuneScheduleApplier
+from finetune_operator.finetuneschedule.observe import FineTuneScheduleObserver
+from finetune_operator.finetuneschedule.reconcile import FineTuneScheduleReconciler
 from finetune_operator.gauges import Gauges
 from finetune_operator.kube import Kube, NoClusterError
 from finetune_operator.modelpromotion import enqueue as promotion_events
 from finetune_operator.modelpromotion.apply import ModelPromotionApplier
 from finetune_operator.modelpromotion.observe import ModelPromotionObserver, read_promotion
 from finetune_operator.modelpromotion.reconcile import ModelPromotionReconciler
+from finetune_operator.owners import find_owner
 from finetune_operator.registry.writer import AliasWriter
 from finetune_operator.settings import Settings, SettingsError
 
@@ -117,6 +121,7 @@ class Operator:
     observer: FineTuneJobObserver
     finetunejobs: FineTuneJobReconciler
     promotions: ModelPromotionReconciler
+    schedules: FineTuneScheduleReconciler
     abandoned_runs: AbandonedRuns
     gauges: Gauges
     terminated: asyncio.Event = field(default_factory=asyncio.Event)
@@ -129,9 +134,7 @@ class Operator:
             lease_kube: the client for the Lease of the leader alone.
         """
         store = Store(find_owner, children.recorded_jobs)
-        queues = Queues(
-            WorkQueue(clock=time.monotonic, is_open=False), WorkQueue(clock=time.monotonic, is_open=False)
-        )
+        queues = Queues(*(WorkQueue(clock=time.monotonic, is_open=False) for _ in range(3)))
         process = uuid.uuid4().hex[:8]
         election = _create_election(lease_kube, settings, process)
         health = Health(queues, settings.resync_seconds, election.why_unready)
@@ -156,6 +159,13 @@ class Operator:
             observer=observer,
             finetunejobs=finetunejobs,
             promotions=_create_promotion_reconciler(kube, store, queues, settings, writer),
+            schedules=FineTuneScheduleReconciler(
+                store,
+                queues.schedules,
+                FineTuneScheduleObserver(kube, store),
+                FineTuneScheduleApplier(kube, store, queues.finetunejobs.add),
+                settings,
+            ),
             abandoned_runs=AbandonedRuns(kube, store, settings, namespaces),
             gauges=Gauges(store, settings.resync_seconds, utc_now),
         )
@@ -203,7 +213,9 @@ class Operator:
         restart_failed_watches(self.resync.list_soon)
         other_tasks = asyncio.all_tasks()
         tasks = await kopf.spawn_tasks(
-            registry=build_registry(Handlers(self._finetunejob, self._modelpromotion, self._child)),
+            registry=build_registry(
+                Handlers(self._finetunejob, self._modelpromotion, self._finetuneschedule, self._child)
+            ),
             standalone=True,
             # NB: kopf's default is the name of the operating system's user, and the user of a container may have no name.
             identity=socket.gethostname(),  # type: ignore[arg-type]
@@ -231,12 +243,14 @@ class Operator:
             for _ in range(self.settings.workers):
                 group.create_task(work(self.queues.finetunejobs, self.finetunejobs.handle))
                 group.create_task(work(self.queues.promotions, self.promotions.handle))
+                group.create_task(work(self.queues.schedules, self.schedules.handle))
 
     async def _finetunejob(self, kind: str | None, body: Json) -> None:
-        """Handle an event of a FineTuneJob, which may be the source of promotions."""
+        """Handle an event of a FineTuneJob, which may be the source of promotions, and may belong to a schedule."""
         meta = body["metadata"]
         finetunejob_events.on_event(self.store, self.queues.finetunejobs, kind, body)
         promotion_events.on_finetunejob(self.store, self.queues.promotions, meta["namespace"], meta["name"])
+        schedule_events.on_finetunejob(self.queues.schedules, body)
         if kind == "DELETED":
             await self._forget_deleted(body)
 
@@ -256,6 +270,9 @@ class Operator:
         promotion_events.on_event(self.store, self.queues.promotions, kind, body)
         if kind == "DELETED" and self.election.won.is_set():
             await self.promotions.applier.gate_jobs.close_runs_of_deleted(read_promotion(body))
+
+    async def _finetuneschedule(self, kind: str | None, body: Json) -> None:
+        schedule_events.on_event(self.store, self.queues.schedules, kind, body)
 
     async def _child(self, child: str, kind: str | None, body: Json) -> None:
         if promotion_events.is_child(body):
@@ -285,7 +302,7 @@ def _create_promotion_reconciler(
 
 def _measure(queues: Queues) -> None:
     """Export the length of each queue, the age of its oldest key, and whether this replica leads."""
-    for kind, queue in (("FineTuneJob", queues.finetunejobs), ("ModelPromotion", queues.promotions)):
+    for kind, queue in queues.by_kind.items():
         metrics.queue_depth.labels(kind).set_function(lambda queue=queue: len(queue))  # type: ignore[misc]
         metrics.queue_oldest_seconds.labels(kind).set_function(queue.oldest_age_seconds)
     metrics.is_leader.set_function(lambda: float(PROCESS_FENCE.is_open))

@@ -17,6 +17,7 @@ from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionType
 from finetune_crds.promotion_status import PromotionPhase
 from finetune_crds.run_policy import RunPolicy
+from finetune_crds.schedule_status import SchedulePhase
 from finetune_crds.status import Phase
 from finetune_operator import metrics
 from finetune_operator.batch.state import is_alive
@@ -80,10 +81,13 @@ class Gauges:
         metrics.replace_samples(metrics.jobs_at_restart_limit, _count_at_limit(summaries))
         metrics.replace_samples(metrics.gpus, _sum_gpus(summaries))
         metrics.replace_samples(metrics.idle_gpus_oldest_seconds, _find_oldest_idle(summaries))
-        promotions = self.store.promotions.values()
-        phases = _count_phases(map(_find_phase, promotions), get_args(PromotionPhase))
-        metrics.replace_samples(metrics.promotions, phases)
-        metrics.replace_samples(metrics.promotions_ready, _count_ready(promotions))
+        for kind, all_phases, by_phase, by_readiness in (
+            ("ModelPromotion", get_args(PromotionPhase), metrics.promotions, metrics.promotions_ready),
+            ("FineTuneSchedule", get_args(SchedulePhase), metrics.schedules, metrics.schedules_ready),
+        ):
+            resources = self.store.of(kind).values()
+            metrics.replace_samples(by_phase, _count_phases(map(_find_phase, resources), all_phases))
+            metrics.replace_samples(by_readiness, _count_ready(resources))
 
     def _summarize(self, body: Json) -> JobGauges:
         """What the gauges need of a FineTuneJob."""

@@ -32,6 +32,7 @@ APPLY_TYPE = "application/apply-patch+yaml"
 RESOURCES = {
     "FineTuneJob": (f"/apis/{GROUP}/{VERSION}", "finetunejobs"),
     "ModelPromotion": (f"/apis/{GROUP}/{VERSION}", "modelpromotions"),
+    "FineTuneSchedule": (f"/apis/{GROUP}/{VERSION}", "finetuneschedules"),
     "Job": ("/apis/batch/v1", "jobs"),
     "Pod": ("/api/v1", "pods"),
     "Service": ("/api/v1", "services"),

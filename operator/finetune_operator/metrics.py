@@ -122,6 +122,10 @@ promotions = Gauge("finetune_operator_promotions", "ModelPromotions by phase", [
 promotions_ready = Gauge(
     "finetune_operator_promotions_ready", "ModelPromotions by their condition Ready", ["status", "reason"]
 )
+schedules = Gauge("finetune_operator_schedules", "FineTuneSchedules by phase", ["phase"])
+schedules_ready = Gauge(
+    "finetune_operator_schedules_ready", "FineTuneSchedules by their condition Ready", ["status", "reason"]
+)
 is_leader = Gauge(
     "finetune_operator_is_leader", "Whether this replica of the operator leads (1) or stands by (0)"
 )
@@ -131,7 +135,7 @@ for _cause in get_args(AttemptCause):
     job_restarts.labels(_cause)
 for _phase in ("Succeeded", "Failed"):
     jobs_finished.labels(_phase)
-for _kind in ("FineTuneJob", "ModelPromotion"):
+for _kind in ("FineTuneJob", "ModelPromotion", "FineTuneSchedule"):
     reconcile_errors.labels(_kind, ConditionReason.INTERNAL_ERROR.value)
 COUNTERS_BY_NAMESPACE = (pod_seconds, gpu_seconds, finished_pod_seconds, useful_pod_seconds)
 """Counters whose series begin at zero when a namespace has a job."""

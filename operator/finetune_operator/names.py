@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from datetime import UTC, datetime
+
 from finetune_crds.base import GROUP
 from finetune_crds.tracking import Tracking
 
@@ -21,6 +24,7 @@ TAG_PROMOTED_GATES = "promoted_gates"  # digest of the gates that it passed
 
 LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"  # people
 LABEL_JOB = "finetune.dev/job"  # people: kubectl logs -l finetune.dev/job=NAME
+LABEL_SCHEDULE = "finetune.dev/schedule"  # people: kubectl get ftj -l finetune.dev/schedule=NAME
 LABEL_UID = "finetune.dev/job-uid"  # the operator: which FineTuneJob or ModelPromotion a child belongs to
 LABEL_COMPONENT = (
     "finetune.dev/component"  # the operator and people: prep, prep-executor, train, evaluate or gate
@@ -36,6 +40,10 @@ ANNOTATION_RUN = "finetune.dev/mlflow-run"  # the operator, on Jobs of gates: th
 ANNOTATION_DIGEST = "finetune.dev/digest"  # the operator, on the evaluation's Job: what the results of a custom command depend on
 ANNOTATION_ONE_POD = "finetune.dev/began-with-one-pod"
 # The operator, on an attempt's Job: the attempt began with one pod, since a server of code or packages did not answer the previous one.
+ANNOTATION_START_TIME = "finetune.dev/start-time"
+# People, on a FineTuneJob of a FineTuneSchedule: the start time that it was created for, in the time zone of the schedule.
+ANNOTATION_TRAINED_DATA = "finetune.dev/trained-data"
+# The operator, on a FineTuneJob of a FineTuneSchedule: the digest of the data that its last job trained on; with this data, the job ends.
 LABEL_CONTROLLER = "batch.kubernetes.io/controller-uid"  # Kubernetes, on pods: the uid of their Job
 # Kubernetes, on pods of an Indexed Job (the first one has it as a label too): the completion index.
 ANNOTATION_INDEX = "batch.kubernetes.io/job-completion-index"
@@ -60,6 +68,19 @@ GATE = "gate"
 _MAX_PROMOTION_CHARS = 44
 
 SPARK_ACCOUNT = "finetune-spark"  # created by the chart: the default ServiceAccount of Spark drivers
+
+
+def scheduled_job_name(schedule: str, start: datetime) -> str:
+    """Name of the FineTuneJob of a FineTuneSchedule for a start time: equal for each pass that creates it, as for the Jobs of a CronJob."""
+    return f"{schedule}-{int(start.timestamp()) // 60}"
+
+
+def find_start_time(job: str) -> datetime | None:
+    """The start time in the name of a FineTuneJob of a FineTuneSchedule; None if the name has none, because a person made the job."""
+    minutes = job.rpartition("-")[2]
+    if not re.fullmatch("[1-9][0-9]{0,8}", minutes):
+        return None
+    return datetime.fromtimestamp(int(minutes) * 60, UTC)
 
 
 def prep_name(job: str) -> str:

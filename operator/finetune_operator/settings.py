@@ -133,7 +133,7 @@ class Settings:
         """
         parser = argparse.ArgumentParser(
             prog="finetune-operator",
-            description="Reconcile FineTuneJobs and ModelPromotions.",
+            description="Reconcile FineTuneJobs, ModelPromotions and FineTuneSchedules.",
             epilog="If an option is not set, its variable applies; docs/operations/settings.md describes both.",
             allow_abbrev=False,
             exit_on_error=False,

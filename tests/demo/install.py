@@ -14,11 +14,13 @@ from cluster.references import Reference
 from demo.kubectl import DemoError, Json, explain_unready, render
 from demo.place import REPOSITORY, Place
 from demo.wait import MAX_SECONDS, ProgressLimit, wait_until_complete
+from finetune_crds.base import GROUP
+from finetune_crds.resources import RESOURCES
 
 if TYPE_CHECKING:
     from demo.terminal import Terminal
 
-CRDS = ("finetunejobs.finetune.dev", "modelpromotions.finetune.dev")
+CRDS = tuple(f"{kind.PLURAL}.{GROUP}" for kind in RESOURCES)
 CHART = REPOSITORY / "charts" / "finetune-operator"
 SAMPLES = REPOSITORY / "crds" / "samples"
 MANIFESTS = Path(__file__).parent / "manifests"
@@ -101,7 +103,7 @@ class Installation:
     def remove(self) -> None:
         """Take everything out of a cluster that stays."""
         # While the operator is there: it takes the finalizers away.
-        for kind in ("modelpromotions", "finetunejobs"):
+        for kind in ("finetuneschedules", "modelpromotions", "finetunejobs"):
             self.place.kubectl("delete", kind, "--all", "--namespace", NAMESPACE, check=False, timeout=300)
         self._helm("uninstall", RELEASE, "--namespace", SYSTEM, "--ignore-not-found")
         for namespace in (NAMESPACE, SYSTEM):

@@ -13,6 +13,7 @@ import yaml
 from cluster import argocd, binaries
 from cluster.argocd import ArgoCD
 from cluster.gitops import CHART, SAMPLE, GitOps, Repository, teach_health
+from finetune_crds.resources import RESOURCES
 from fixtures.operator_processes.jobs import TRAINED, error, splits_given
 from fixtures.operator_processes.servers import Plane
 from fixtures.operator_processes.world import World
@@ -21,7 +22,7 @@ from support.process import running
 from support.waiting import wait_for
 
 Json = dict[str, Any]
-KEYS = [f"resource.customizations.health.finetune.dev_{kind}" for kind in ("FineTuneJob", "ModelPromotion")]
+KEYS = [f"resource.customizations.health.finetune.dev_{kind.KIND}" for kind in RESOURCES]
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ import yaml
 from fixtures.operator_processes.servers import Plane
 from integration.chart import CHART, KUBE_VERSION, environment, helm, objects, parts, rendered
 
-RESOURCES = ("finetunejobs", "modelpromotions")
+RESOURCES = ("finetunejobs", "modelpromotions", "finetuneschedules")
 Json = dict[str, Any]
 
 VARIANTS = {
@@ -105,8 +105,10 @@ def test_operator_may_do_this_and_no_more() -> None:
     applied = ("get", "list", "watch", "create", "patch", "delete")
     assert allowed == {
         *((f"finetune.dev/{name}", verb) for name in RESOURCES for verb in ("get", "list", "watch")),
-        # For their finalizers.
-        *((f"finetune.dev/{name}", "patch") for name in RESOURCES),
+        # For their finalizers; a FineTuneSchedule has none.
+        *((f"finetune.dev/{name}", "patch") for name in RESOURCES if name != "finetuneschedules"),
+        # The jobs of schedules.
+        *(("finetune.dev/finetunejobs", verb) for verb in ("create", "delete")),
         *((f"finetune.dev/{name}/status", "patch") for name in RESOURCES),
         # For owner references.
         *((f"finetune.dev/{name}/finalizers", "update") for name in RESOURCES),

@@ -16,6 +16,7 @@ from finetune_crds.modelpromotion import Source
 from finetune_crds.objective import ObjectiveType
 from finetune_crds.reference import SAMPLES as FOLDER
 from finetune_crds.reference import sample_files
+from finetune_crds.resources import RESOURCES
 from finetune_crds.serving import DatabricksServing, Serving
 from finetune_crds.training import MethodType
 from fixtures.operator_processes.operators import SharedOperator
@@ -42,7 +43,7 @@ def documents(sample: Path) -> list[Json]:
     return parse(sample.read_text(encoding="utf-8"))
 
 
-KINDS = {kind.KIND: kind for kind in (FineTuneJob, ModelPromotion)}
+KINDS = {kind.KIND: kind for kind in RESOURCES}
 
 
 def test_the_api_server_accepts_every_sample_and_changes_no_field(plane: Plane) -> None:

@@ -13,6 +13,7 @@ Json = dict[str, Any]
 _KINDS = {
     "FineTuneJob": "finetune.dev/v1alpha1",
     "ModelPromotion": "finetune.dev/v1alpha1",
+    "FineTuneSchedule": "finetune.dev/v1alpha1",
     "OlderJob": "finetune.dev/v1alpha1",
     "OlderPromotion": "finetune.dev/v1alpha1",
     "Application": "argoproj.io/v1alpha1",

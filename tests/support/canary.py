@@ -13,7 +13,17 @@ Json = dict[str, Any]
 CANARY = "canary-3f9c71d2"
 VARIABLES: list[Json] = [{"name": "CANARY", "value": CANARY}]
 """Variables with the value."""
-_KINDS = ("FineTuneJob", "ModelPromotion", "Job", "Pod", "Service", "ConfigMap", "Event", "Lease")
+_KINDS = (
+    "FineTuneJob",
+    "ModelPromotion",
+    "FineTuneSchedule",
+    "Job",
+    "Pod",
+    "Service",
+    "ConfigMap",
+    "Event",
+    "Lease",
+)
 _WITH_PODS = ("FineTuneJob", "Job", "Pod")
 # A copy of the spec, which `kubectl apply` makes.
 _APPLIED = "kubectl.kubernetes.io/last-applied-configuration"

@@ -10,22 +10,22 @@ from typing import Any
 
 import yaml
 
-from finetune_crds import GROUP, FineTuneJob, ModelPromotion
+from finetune_crds import GROUP
+from finetune_crds.resources import RESOURCES, Resource
 from finetune_crds.schema import crd
 from support.documents import ROOT, Block
 
 Json = dict[str, Any]
-Resource = type[FineTuneJob | ModelPromotion]
 
-KINDS: dict[str, Resource] = {kind.KIND: kind for kind in (FineTuneJob, ModelPromotion)}
+KINDS: dict[str, Resource] = {kind.KIND: kind for kind in RESOURCES}
 SCHEMAS: dict[str, Json] = {
     name: crd(kind)["spec"]["versions"][0]["schema"]["openAPIV3Schema"] for name, kind in KINDS.items()
 }
 VALUES = "Values"
 """The title of a block with values of the chart."""
 # What a part of a spec is put into.
-BASES = {"FineTuneJob": "quickstart", "ModelPromotion": "promotion-champion"}
-_TITLE = re.compile(r"(?P<kind>FineTuneJob|ModelPromotion) (?P<path>spec(?:\.\w+)*)")
+BASES = {"FineTuneJob": "quickstart", "ModelPromotion": "promotion-champion", "FineTuneSchedule": "schedule"}
+_TITLE = re.compile(rf"(?P<kind>{'|'.join(KINDS)}) (?P<path>spec(?:\.\w+)*)")
 
 
 class DocumentError(ValueError):
@@ -45,7 +45,7 @@ def base(kind: str) -> Json:
 
 
 def resources(block: Block) -> Iterator[Json]:
-    """The FineTuneJobs and ModelPromotions of a block of YAML; a part of one is completed.
+    """The resources of a block of YAML; a part of one is completed.
 
     The block's title says which part it is, such as `FineTuneJob spec.data`; one called Values is the chart's.
 

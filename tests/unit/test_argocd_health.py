@@ -11,11 +11,16 @@ from lupa.lua51 import LuaRuntime, lua_type
 
 from finetune_crds.conditions import ConditionType
 from finetune_crds.promotion_status import PromotionPhase
+from finetune_crds.schedule_status import SchedulePhase
 from finetune_crds.status import Phase
 from finetune_operator.finetunejob.decide.ready import OBSTACLES
 
 FOLDER = Path(__file__).parents[2] / "charts" / "finetune-operator" / "argocd" / "finetune.dev"
-PHASES = {"FineTuneJob": get_args(Phase), "ModelPromotion": get_args(PromotionPhase)}
+PHASES = {
+    "FineTuneJob": get_args(Phase),
+    "ModelPromotion": get_args(PromotionPhase),
+    "FineTuneSchedule": get_args(SchedulePhase),
+}
 # The libraries and functions that Argo CD opens for a script out of argocd-cm; of os, it opens time functions alone.
 OPENED = {
     "_G",
@@ -128,6 +133,12 @@ HEALTH = {
         "Refused": "Degraded",
         "Blocked": "Degraded",
         "Suspended": "Suspended",
+    },
+    "FineTuneSchedule": {
+        "Pending": "Progressing",
+        "Scheduled": "Healthy",
+        "Suspended": "Suspended",
+        "Blocked": "Degraded",
     },
 }
 

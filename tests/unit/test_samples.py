@@ -14,6 +14,7 @@ from demo.install import BASE_MODEL
 from finetune_crds import (
     FineTuneJob,
     FineTuneJobSpec,
+    FineTuneSchedule,
     JobReference,
     ModelPromotion,
     Recipe,
@@ -28,6 +29,7 @@ from finetune_crds.schema import Schema, crd
 from finetune_crds.sinks import find_sink
 from finetune_operator.finetunejob.decide.accept import unsupported_fields
 from finetune_operator.finetunejob.draft import mistakes
+from finetune_operator.finetuneschedule.cron import Cron
 from finetune_operator.modelpromotion.decide import accept as promotion
 from finetune_operator.policy.address import find_passwords
 from finetune_operator.serving.choose import choose_backend
@@ -57,11 +59,16 @@ request_latency_ms_count{served="a"} 10
 """
 
 
+def job_body(part: Json) -> Json:
+    """A FineTuneJob, or that of the template of a FineTuneSchedule."""
+    return part if part["kind"] == "FineTuneJob" else dict(part["spec"]["jobTemplate"])
+
+
 @pytest.mark.parametrize("sample", sample_files(), ids=lambda path: path.stem)
 def test_no_sample_is_refused(sample: Path) -> None:
     for part in yaml.safe_load_all(sample.read_text(encoding="utf-8")):
-        if part["kind"] == "FineTuneJob":
-            spec = FineTuneJob.model_validate(part).spec
+        if part["kind"] in ("FineTuneJob", "FineTuneSchedule"):
+            spec = FineTuneJob.model_validate(job_body(part)).spec
             assert [
                 *find_passwords(spec.tracking),
                 *mistakes.of_training(spec),
@@ -69,6 +76,9 @@ def test_no_sample_is_refused(sample: Path) -> None:
                 *mistakes.of_evaluation(spec),
             ] == []
             assert [*unsupported_fields(spec)] == []
+        if part["kind"] == "FineTuneSchedule":
+            schedule_spec = FineTuneSchedule.model_validate(part).spec
+            Cron.parse(schedule_spec.schedule, schedule_spec.time_zone)
         if part["kind"] == "ModelPromotion":
             promotion_spec = ModelPromotion.model_validate(part).spec
             backend = choose_backend(promotion_spec.serving) if promotion_spec.serving else None
@@ -127,8 +137,8 @@ def test_the_first_line_says_what_a_sample_needs(sample: Path) -> None:
     parts = [*yaml.safe_load_all(sample.read_text(encoding="utf-8"))]
     made = {part["metadata"]["name"] for part in parts if part["kind"] == "PersistentVolumeClaim"}
     for part in parts:
-        if part["kind"] == "FineTuneJob":
-            spec = FineTuneJob.model_validate(part).spec
+        if part["kind"] in ("FineTuneJob", "FineTuneSchedule"):
+            spec = FineTuneJob.model_validate(job_body(part)).spec
             missing = [*needs(spec)]
             assert comment(sample).startswith("Needs ") == bool(missing), missing
             assert [name for name in claims(spec) - made if name not in comment(sample)] == []

@@ -233,18 +233,25 @@ http://{{ include "finetune.mlflowName" . }}.{{ .Release.Namespace }}.svc:5000
 {{- join "," $hosts -}}
 {{- end -}}
 
-{{- /* What the operator may do with FineTuneJobs, their children, and ModelPromotions. */ -}}
+{{- /* What the operator may do with FineTuneJobs, their children, ModelPromotions and FineTuneSchedules. */ -}}
 {{- define "finetune.rules" -}}
 # Patched only for finalizers: of jobs whose Databricks run is at work, and of promotions with onDelete: RemoveAlias.
 - apiGroups: [finetune.dev]
   resources: [finetunejobs, modelpromotions]
   verbs: [get, list, watch, patch]
+# Only FineTuneJobs of FineTuneSchedules are created and deleted.
 - apiGroups: [finetune.dev]
-  resources: [finetunejobs/status, modelpromotions/status]
+  resources: [finetunejobs]
+  verbs: [create, delete]
+- apiGroups: [finetune.dev]
+  resources: [finetuneschedules]
+  verbs: [get, list, watch]
+- apiGroups: [finetune.dev]
+  resources: [finetunejobs/status, modelpromotions/status, finetuneschedules/status]
   verbs: [patch]
 # Needed for owner references that block deletion, with the admission plugin OwnerReferencesPermissionEnforcement.
 - apiGroups: [finetune.dev]
-  resources: [finetunejobs/finalizers, modelpromotions/finalizers]
+  resources: [finetunejobs/finalizers, modelpromotions/finalizers, finetuneschedules/finalizers]
   verbs: [update]
 # Of FineTuneJobs, and of the gates of ModelPromotions.
 - apiGroups: [batch]

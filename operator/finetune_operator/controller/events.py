@@ -59,6 +59,8 @@ _WARNING_REASONS = {
     ConditionReason.DATABRICKS_UNREACHABLE,
     ConditionReason.DATABRICKS_ERROR,
     ConditionReason.DATABRICKS_NOT_CONFIGURED,
+    ConditionReason.START_TIME_MISSED,
+    ConditionReason.NAME_TAKEN,
 }
 # Reasons that only mean a wait, even in a condition for which False is a failure.
 _NORMAL_REASONS = {ConditionReason.SCALING_UP}
@@ -77,13 +79,14 @@ _SILENT_REASONS = {
 }
 # Conditions that often repeat the reason and message of another condition.
 _REPEATING = {ConditionType.FAILED, ConditionType.PROMOTED}
-# Conditions for which a new message is reported even if status and reason stay the same: the new message is about another version.
+# Conditions for which a new message is reported even if status and reason stay the same: the new message is about another version or start time.
 _REPORTED_BY_MESSAGE = {
     ConditionType.SOURCE_READY,
     ConditionType.GATES_PASSED,
     ConditionType.APPROVED,
     ConditionType.PROMOTED,
     ConditionType.DRIFTED,
+    ConditionType.SCHEDULED,
 }
 
 

@@ -1,4 +1,4 @@
-"""Writes the status of a FineTuneJob or a ModelPromotion, and an Event for each changed condition."""
+"""Writes the status of a resource, and an Event for each changed condition."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from datetime import datetime
 from finetune_crds.base import API_VERSION, Json
 from finetune_crds.conditions import ConditionType
 from finetune_crds.promotion_status import ModelPromotionStatus
+from finetune_crds.schedule_status import FineTuneScheduleStatus
 from finetune_crds.status import FineTuneJobStatus
 from finetune_operator.controller import events
 from finetune_operator.controller.events import Change, EventTarget
@@ -17,7 +18,7 @@ from finetune_operator.kube import Kube, KubeError
 
 log = logging.getLogger(__name__)
 
-Status = FineTuneJobStatus | ModelPromotionStatus
+Status = FineTuneJobStatus | ModelPromotionStatus | FineTuneScheduleStatus
 
 
 async def write_status(

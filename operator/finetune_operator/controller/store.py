@@ -1,4 +1,4 @@
-"""The operator's cache: FineTuneJobs and ModelPromotions with their children.
+"""The operator's cache: FineTuneJobs, ModelPromotions and FineTuneSchedules with their children.
 
 Three sources write to the cache independently: the watches, the periodic lists, and the operator's own writes. Resource versions
 order these writes: an older object never replaces a newer one, and a deleted object does not return.
@@ -15,10 +15,11 @@ from finetune_crds.base import Json
 from finetune_operator import names
 from finetune_operator.controller.projection import COMPANIONS, project
 from finetune_operator.controller.promotion_index import PromotionIndex
+from finetune_operator.owners import find_schedule
 
 Key = tuple[str, str]  # namespace, name
 Identity = tuple[str, str]  # namespace, uid
-RESOURCES = ("FineTuneJob", "ModelPromotion")
+RESOURCES = ("FineTuneJob", "ModelPromotion", "FineTuneSchedule")
 CHILDREN = ("Job", "Pod", *COMPANIONS)
 KINDS = (*CHILDREN, *RESOURCES)
 _DELETION = ("deletionTimestamp", "deletionGracePeriodSeconds")
@@ -73,6 +74,8 @@ class Store:
         default_factory=lambda: {kind: defaultdict(set) for kind in CHILDREN}
     )
     """By kind of child: the keys of the children of each owner."""
+    _scheduled_jobs: dict[Identity, set[Key]] = field(default_factory=lambda: defaultdict(set))
+    """The keys of the FineTuneJobs of each FineTuneSchedule."""
     promotion_index: PromotionIndex = field(default_factory=PromotionIndex)
     _jobs: set[Identity] = field(default_factory=set)
     """The identities of the Jobs in the store."""
@@ -101,6 +104,10 @@ class Store:
     def finetunejobs(self) -> dict[Key, Json]:
         """FineTuneJobs."""
         return self._objects["FineTuneJob"]
+
+    def finetunejobs_of(self, schedule: Identity) -> list[Json]:
+        """The FineTuneJobs of a FineTuneSchedule."""
+        return [self._objects["FineTuneJob"][key] for key in sorted(self._scheduled_jobs.get(schedule, ()))]
 
     def jobs_of(self, owner: Identity) -> list[Json]:
         """The Jobs of a FineTuneJob or a ModelPromotion."""
@@ -233,15 +240,10 @@ class Store:
             self._by_owner[kind][owner].add(key)
             if kind == "Job":
                 self._jobs.add(_identity(body))
-        if kind == "FineTuneJob":
-            if stored:
-                self._recorded.pop(_identity(stored), None)
-            self._recorded[_identity(body)] = self.recorded_jobs(body)
         projection = self._objects[kind][key] = project(kind, _keep_first_deletion(stored, body))
-        if kind == "ModelPromotion":
-            if stored:
-                self.promotion_index.remove(key, stored)
-            self.promotion_index.add(key, projection)
+        if stored:
+            self._unlink(kind, key, stored)
+        self._link(kind, key, projection)
 
     def _keep_tombstone(self, kind: str, body: Json) -> None:
         """Keep the last state of a pod that has ended while its Job exists; forget it when the Job is deleted."""
@@ -256,10 +258,8 @@ class Store:
     def _remove(self, kind: str, key: Key, version: int) -> None:
         """Remove an object and its link to its owner. A removed Job is recorded as deleted."""
         body = self._objects[kind].pop(key, None)
-        if body and kind == "FineTuneJob":
-            self._recorded.pop(_identity(body), None)
-        if body and kind == "ModelPromotion":
-            self.promotion_index.remove(key, body)
+        if body:
+            self._unlink(kind, key, body)
         owner = self.owner_of(kind, body) if body and kind in CHILDREN else None
         if body is None or owner is None:
             return
@@ -270,6 +270,29 @@ class Store:
         if kind == "Job":
             self._jobs.discard(_identity(body))
             self._deleted_jobs.setdefault(owner, {})[_identity(body)] = version
+
+    def _link(self, kind: str, key: Key, body: Json) -> None:
+        """Add a FineTuneJob or a ModelPromotion to what resources are looked up by."""
+        if kind == "ModelPromotion":
+            self.promotion_index.add(key, body)
+        elif kind == "FineTuneJob":
+            self._recorded[_identity(body)] = self.recorded_jobs(body)
+            schedule = find_schedule(body)
+            if schedule:
+                self._scheduled_jobs[schedule].add(key)
+
+    def _unlink(self, kind: str, key: Key, body: Json) -> None:
+        """Remove a FineTuneJob or a ModelPromotion, in its stored state, from what resources are looked up by."""
+        if kind == "ModelPromotion":
+            self.promotion_index.remove(key, body)
+        elif kind == "FineTuneJob":
+            self._recorded.pop(_identity(body), None)
+            schedule = find_schedule(body)
+            jobs = self._scheduled_jobs.get(schedule) if schedule else None
+            if schedule and jobs:
+                jobs.discard(key)
+                if not jobs:
+                    del self._scheduled_jobs[schedule]
 
     def _forget_deleted_jobs(self, version: int) -> None:
         """Forget the Jobs that were deleted before a list of Pods if no Pod of the list belongs to them.

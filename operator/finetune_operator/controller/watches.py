@@ -14,6 +14,7 @@ import kopf
 
 from finetune_crds.base import GROUP, VERSION, Json
 from finetune_crds.finetunejob import FineTuneJob
+from finetune_crds.finetuneschedule import FineTuneSchedule
 from finetune_crds.modelpromotion import ModelPromotion
 from finetune_operator import names
 from finetune_operator.proxy import find_proxy
@@ -41,11 +42,15 @@ class _NoDiffBase(kopf.DiffBaseStorage):
         del body, patch, essence
 
 
+ResourceHandler = Callable[[str | None, Json], Awaitable[None]]
+
+
 class Handlers(NamedTuple):
     """The handlers of watch events. They take the type of the event (None for an object of the first list) and the object."""
 
-    finetunejob: Callable[[str | None, Json], Awaitable[None]]
-    modelpromotion: Callable[[str | None, Json], Awaitable[None]]
+    finetunejob: ResourceHandler
+    modelpromotion: ResourceHandler
+    finetuneschedule: ResourceHandler
     child: Callable[[str, str | None, Json], Awaitable[None]]
     """Its first argument is the child's kind: Job, Pod, Service or ConfigMap."""
 
@@ -90,13 +95,9 @@ def build_registry(handlers: Handlers) -> kopf.OperatorRegistry:
         # NB: kopf reads a rotated token only after a 401 (nolar/kopf#926). With an expiry, kopf reads the token earlier.
         return _with_expiry(info) if info.token else info
 
-    @kopf.on.event(GROUP, VERSION, FineTuneJob.PLURAL, registry=kopf_registry)
-    async def finetunejob_event(event: kopf.RawEvent, **_: Any) -> None:
-        await handlers.finetunejob(event["type"], _to_json(event))
-
-    @kopf.on.event(GROUP, VERSION, ModelPromotion.PLURAL, registry=kopf_registry)
-    async def modelpromotion_event(event: kopf.RawEvent, **_: Any) -> None:
-        await handlers.modelpromotion(event["type"], _to_json(event))
+    _watch_resource(kopf_registry, FineTuneJob.PLURAL, handlers.finetunejob)
+    _watch_resource(kopf_registry, ModelPromotion.PLURAL, handlers.modelpromotion)
+    _watch_resource(kopf_registry, FineTuneSchedule.PLURAL, handlers.finetuneschedule)
 
     @kopf.on.event("batch", "v1", "jobs", labels={names.LABEL_UID: kopf.PRESENT}, registry=kopf_registry)
     async def job_event(event: kopf.RawEvent, **_: Any) -> None:
@@ -115,6 +116,12 @@ def build_registry(handlers: Handlers) -> kopf.OperatorRegistry:
         await handlers.child("ConfigMap", event["type"], _to_json(event))
 
     return kopf_registry
+
+
+def _watch_resource(kopf_registry: kopf.OperatorRegistry, plural: str, handler: ResourceHandler) -> None:
+    @kopf.on.event(GROUP, VERSION, plural, id=plural, registry=kopf_registry)
+    async def resource_event(event: kopf.RawEvent, **_: Any) -> None:
+        await handler(event["type"], _to_json(event))
 
 
 def _to_json(event: kopf.RawEvent) -> Json:

@@ -197,19 +197,30 @@ class Queues:
 
     finetunejobs: WorkQueue
     promotions: WorkQueue
+    schedules: WorkQueue
+
+    @property
+    def by_kind(self) -> dict[str, WorkQueue]:
+        """The queues, by the kind of their resources."""
+        return {
+            "FineTuneJob": self.finetunejobs,
+            "ModelPromotion": self.promotions,
+            "FineTuneSchedule": self.schedules,
+        }
 
     def of(self, kind: str) -> WorkQueue:
         """The queue of a kind."""
-        return self.promotions if kind == "ModelPromotion" else self.finetunejobs
+        return self.by_kind[kind]
 
     def open(self) -> None:
-        """Let both queues accept keys."""
-        self.finetunejobs.is_open = self.promotions.is_open = True
+        """Let all queues accept keys."""
+        for queue in self.by_kind.values():
+            queue.is_open = True
 
     def close(self) -> None:
-        """Let neither queue accept keys, and drop those that wait."""
-        self.finetunejobs.close()
-        self.promotions.close()
+        """Let no queue accept keys, and drop those that wait."""
+        for queue in self.by_kind.values():
+            queue.close()
 
     @property
     def is_open(self) -> bool:
@@ -217,13 +228,13 @@ class Queues:
         return self.finetunejobs.is_open
 
     async def wait_until_idle(self) -> None:
-        """Wait until no worker handles a key of either queue. Close the queues first."""
-        await self.finetunejobs.wait_until_idle()
-        await self.promotions.wait_until_idle()
+        """Wait until no worker handles a key of any queue. Close the queues first."""
+        for queue in self.by_kind.values():
+            await queue.wait_until_idle()
 
     def oldest_age_seconds(self) -> float:
-        """The longest wait of a key of either queue for a worker, in seconds."""
-        return max(self.finetunejobs.oldest_age_seconds(), self.promotions.oldest_age_seconds())
+        """The longest wait of a key of any queue for a worker, in seconds."""
+        return max(queue.oldest_age_seconds() for queue in self.by_kind.values())
 
 
 async def work(queue: WorkQueue, handle: Callable[[str], Awaitable[None]]) -> None:

@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 from finetune_crds.base import GROUP, Json
 from finetune_operator import names
-from finetune_operator.batch.owners import Owner, find_controller, find_owner, find_owner_of_kind
 from finetune_operator.batch.state import has_ended, is_alive, is_being_deleted, job_condition
 from finetune_operator.finetunejob.model import FineTuneJob
+from finetune_operator.owners import Owner, find_controller, find_owner, find_owner_of_kind
 
 # How long a kubelet may take to report that a pod has stopped after its grace period.
 _STOP_ALLOWANCE = timedelta(seconds=10)

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from finetune_crds.base import Json
 from finetune_operator import names
-from finetune_operator.batch.owners import find_owner
 from finetune_operator.controller.store import Store
 from finetune_operator.controller.workqueue import WorkQueue
+from finetune_operator.owners import find_owner
 
 # The pods of a gang change together. After this delay, one pass handles the events of all of them.
 _CHILD_EVENT_SECONDS = 0.1

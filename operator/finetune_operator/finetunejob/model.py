@@ -43,6 +43,8 @@ class FineTuneJob:
     finalizers: tuple[str, ...] = ()
     deleting: bool = False
     created: datetime | None = None
+    trained_data: str | None = None
+    """The digest of the data that the last job of its FineTuneSchedule trained on, if the job is to end with the same data."""
 
     @property
     def is_finished(self) -> bool:
@@ -78,6 +80,18 @@ def has_open_run(status: FineTuneJobStatus) -> bool:
         for item in status.conditions
     )
     return status.run_id is not None and not is_closed
+
+
+def find_run_status(status: FineTuneJobStatus) -> str:
+    """The status with which the MLflow run of a job is closed.
+
+    NB: the run of a job that trained nothing is not FINISHED: people compare the runs that are.
+    """
+    ends = {item.type: item for item in status.conditions if item.status == "True"}
+    succeeded = ends.get(ConditionType.SUCCEEDED)
+    if succeeded and succeeded.reason != ConditionReason.DATA_UNCHANGED:
+        return "FINISHED"
+    return "FAILED" if ConditionType.FAILED in ends else "KILLED"
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.status import FineTuneJobStatus
 from finetune_operator import names
-from finetune_operator.batch.owners import Owner
 from finetune_operator.controller.leases import LeaseBusy
 from finetune_operator.controller.reconciler import BUSY_SECONDS, Reconciler, utc_now
 from finetune_operator.errors import ExternalError
@@ -25,6 +24,7 @@ from finetune_operator.finetunejob.model import FINISHED_PHASES, CancelRun, Deci
 from finetune_operator.finetunejob.observe.observer import FineTuneJobObserver, read_finetunejob
 from finetune_operator.finetunejob.preparation import backends
 from finetune_operator.kube import KubeError
+from finetune_operator.owners import Owner
 from finetune_operator.policy.status import with_condition
 from finetune_operator.settings import Settings
 

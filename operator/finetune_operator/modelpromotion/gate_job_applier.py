@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from finetune_crds import contract
 from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason
-from finetune_operator.batch.owners import Owner, find_resource
 from finetune_operator.batch.state import has_ended
 from finetune_operator.controller.store import Store
 from finetune_operator.errors import ExternalError, Problem
@@ -26,6 +25,7 @@ from finetune_operator.modelpromotion.model import (
     find_run_id,
 )
 from finetune_operator.modelpromotion.observe import ModelPromotionObserver
+from finetune_operator.owners import Owner, find_resource
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,6 @@ from datetime import datetime
 
 from finetune_crds.base import Json
 from finetune_operator import names
-from finetune_operator.batch.owners import Owner, find_owner
 from finetune_operator.batch.rejections import read_rejection
 from finetune_operator.batch.state import has_ended
 from finetune_operator.controller.store import Store
@@ -17,6 +16,7 @@ from finetune_operator.kube import Kube
 from finetune_operator.mlflow.model import Run
 from finetune_operator.mlflow.runs import Server
 from finetune_operator.modelpromotion.model import ObservedJob, Promotion, find_run_id
+from finetune_operator.owners import Owner, find_owner
 
 # Logs in to the MLflow server of a promotion; None without a server.
 OpenServer = Callable[[Promotion], Awaitable[Server | None]]

@@ -8,10 +8,10 @@ from finetune_crds.gates import DEFAULT_TIMEOUT_SECONDS, JobGate
 from finetune_crds.modelpromotion import ModelPromotionSpec
 from finetune_crds.pods import MAIN_CONTAINER, PodSettings
 from finetune_operator import names
-from finetune_operator.batch.owners import build_owner_reference
 from finetune_operator.batch.pod_defaults import IGNORE_DISRUPTION, TMP, build_pod_defaults
 from finetune_operator.batch.pod_settings import as_template, build_pull_secrets, merge_templates
 from finetune_operator.modelpromotion.model import Promotion
+from finetune_operator.owners import build_owner_reference
 from finetune_operator.settings import Settings
 from finetune_operator.template_merge import merge
 

@@ -1,1 +1,1 @@
-"""Functions that the `decide` functions of both kinds share. Pure: no I/O, no clock."""
+"""Functions that the `decide` functions of all kinds share. Pure: no I/O, no clock."""

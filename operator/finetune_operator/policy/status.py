@@ -1,4 +1,4 @@
-"""Building a new status, and the time of the next reconcile, for both FineTuneJobs and ModelPromotions."""
+"""Building a new status, and the time of the next reconcile, for all kinds."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Any, Generic, TypeVar
 
 from finetune_crds.conditions import Condition, ConditionReason, ConditionType
 from finetune_crds.promotion_status import ModelPromotionStatus
+from finetune_crds.schedule_status import FineTuneScheduleStatus
 from finetune_crds.status import FineTuneJobStatus
 
-Status = TypeVar("Status", FineTuneJobStatus, ModelPromotionStatus)
+Status = TypeVar("Status", FineTuneJobStatus, ModelPromotionStatus, FineTuneScheduleStatus)
 # The limit in the schema of a condition.
 _MAX_MESSAGE_CHARS = 32768
 

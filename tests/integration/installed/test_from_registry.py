@@ -15,6 +15,8 @@ from cluster import registry
 from cluster.release import chart
 from cluster.release.make import publish_chart
 from cluster.release.target import Target
+from finetune_crds.base import GROUP
+from finetune_crds.resources import RESOURCES
 from fixtures.operator_processes.servers import Plane
 from integration.chart import helm
 from integration.installed.installation import RELEASE, SYSTEM
@@ -94,7 +96,7 @@ def test_the_manifests_of_a_release_are_whole(
     manifests = [part for part in yaml.safe_load_all(text) if part]
     assert manifests[0] == {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SYSTEM}}
     crds = [part["metadata"]["name"] for part in manifests if part["kind"] == "CustomResourceDefinition"]
-    assert sorted(crds) == ["finetunejobs.finetune.dev", "modelpromotions.finetune.dev"]
+    assert sorted(crds) == sorted(f"{kind.PLURAL}.{GROUP}" for kind in RESOURCES)
     deployment = next(part for part in manifests if part["kind"] == "Deployment")
     assert images_of(deployment)[0] == target.image("finetune-operator")
     namespaces = {part["metadata"].get("namespace", SYSTEM) for part in manifests}

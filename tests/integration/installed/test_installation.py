@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from finetune_crds.__main__ import DIGEST
+from finetune_crds.base import GROUP
+from finetune_crds.resources import RESOURCES
 from fixtures.operator_processes.jobs import TRAINED, job, splits_given
 from fixtures.operator_processes.operators import new_namespace
 from fixtures.operator_processes.servers import Plane
@@ -21,7 +23,7 @@ from support.operator_process import metric
 from support.waiting import wait_for
 
 Json = dict[str, Any]
-CRDS = ("finetunejobs.finetune.dev", "modelpromotions.finetune.dev")
+CRDS = tuple(f"{kind.PLURAL}.{GROUP}" for kind in RESOURCES)
 
 
 @pytest.fixture

@@ -72,7 +72,7 @@ def train(world: OwnWorld, prometheus: Prometheus) -> None:
 
 
 def fail(world: OwnWorld) -> None:
-    """Fail one job, and let another one and a promotion wait: for an MLflow that is away, and for a version."""
+    """Fail one job, let another one and a promotion wait for an MLflow that is away and for a version, and block a schedule."""
     world.submit(splits_given("wrong"))
     world.run_pods("wrong-train-1", 2)
     world.end_pods("wrong-train-1", [64, 64], [None, None])
@@ -80,11 +80,14 @@ def fail(world: OwnWorld) -> None:
     world.submit(splits_given("away", tracking={"uri": "http://127.0.0.1:9"}))
     world.wait_condition("away", "Tracked", "MlflowUnreachable")
     promotion = {"model": "other", "alias": "champion", "source": {"type": "Version", "version": "7"}}
-    meta = {"name": "champion", "namespace": world.namespace}
-    world.api.create(
-        {"apiVersion": "finetune.dev/v1alpha1", "kind": "ModelPromotion", "metadata": meta, "spec": promotion}
-    )
+    schedule = {"schedule": "@daily", "timeZone": "No/Where", "jobTemplate": {"spec": {}}}
+    for kind, spec in (("ModelPromotion", promotion), ("FineTuneSchedule", schedule)):
+        meta = {"name": "champion", "namespace": world.namespace}
+        world.api.create(
+            {"apiVersion": "finetune.dev/v1alpha1", "kind": kind, "metadata": meta, "spec": spec}
+        )
     wait_count(world, "promotions_ready", status="False")
+    wait_count(world, "schedules_ready", status="False")
 
 
 def shows_data(prometheus: Prometheus, expression: str, start: float, namespace: str) -> bool:

@@ -226,6 +226,15 @@ CASES: dict[str, dict[str, Case]] = {
         ),
         "pending": Case({f'{P}promotions{{phase="Pending"}}': "0 0 3x90"}, 70),
     },
+    "FineTuneSchedulesNotReady": {
+        "a template that is wrong": Case(
+            {f'{P}schedules_ready{{status="False", reason="JobTemplateInvalid"}}': "1x30"},
+            15,
+            {"reason": "JobTemplateInvalid"},
+            "Schedules that have created no jobs for 15 minutes, with the reason JobTemplateInvalid: 1.",
+        ),
+        "ready": Case({f'{P}schedules_ready{{status="True", reason="JobCreated"}}': "1x30"}, 20),
+    },
     "FineTuneAccessMissing": {
         "of a job": Case(
             {f'{P}jobs_ready{{status="False", reason="MlflowForbidden"}}': "2x30"},

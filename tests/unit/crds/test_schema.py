@@ -12,8 +12,6 @@ import yaml
 
 from finetune_crds.__main__ import (
     DIGEST,
-    RESOURCES,
-    Resource,
     chart_digests,
     chart_template,
     digest,
@@ -21,6 +19,7 @@ from finetune_crds.__main__ import (
     manifest,
 )
 from finetune_crds.finetunejob import FineTuneJob
+from finetune_crds.resources import RESOURCES, Resource
 from finetune_crds.schema import crd, structural
 
 Json = dict[str, Any]

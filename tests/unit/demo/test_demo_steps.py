@@ -89,11 +89,12 @@ def champion(phase: str, current: str, *conditions: Json, **parts: Any) -> Json:
 
 
 def test_demo_down_removes_promotions_before_the_operator(demo: Recorded) -> None:
-    ours, foreign = CRDS
+    ours, foreign, _ = CRDS
     demo.answer("crd", ours, {"metadata": {"annotations": {"meta.helm.sh/release-name": RELEASE}}})
     demo.answer("crd", foreign, {"metadata": {"annotations": {"meta.helm.sh/release-name": "another"}}})
     demo.installation.remove()
     assert demo.calls() == [
+        f"kubectl delete finetuneschedules --all --namespace {NAMESPACE}",
         f"kubectl delete modelpromotions --all --namespace {NAMESPACE}",
         f"kubectl delete finetunejobs --all --namespace {NAMESPACE}",
         f"helm uninstall {RELEASE} --namespace {SYSTEM} --ignore-not-found",

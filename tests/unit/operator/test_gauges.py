@@ -10,10 +10,10 @@ from prometheus_client import Gauge
 
 from finetune_crds.base import API_VERSION
 from finetune_operator import metrics
-from finetune_operator.batch.owners import find_owner
 from finetune_operator.controller.store import Store
 from finetune_operator.finetunejob import children
 from finetune_operator.gauges import Gauges
+from finetune_operator.owners import find_owner
 from fixtures.operator_in_memory.decisions import controller, later, pod, stamped
 
 Json = dict[str, Any]
@@ -41,7 +41,10 @@ def ready(status: str, reason: str) -> Json:
 
 
 def published(
-    *jobs: Json, promotions: tuple[Json, ...] = (), pods: dict[str, list[Json]] | None = None
+    *jobs: Json,
+    promotions: tuple[Json, ...] = (),
+    schedules: tuple[Json, ...] = (),
+    pods: dict[str, list[Json]] | None = None,
 ) -> Store:
     """Publish the gauges 1,000 s after NOW."""
     store = Store(find_owner, children.recorded_jobs)
@@ -49,6 +52,8 @@ def published(
         store.put("FineTuneJob", body)
     for body in promotions:
         store.put("ModelPromotion", body)
+    for body in schedules:
+        store.put("FineTuneSchedule", body)
     for job, bodies in (pods or {}).items():
         meta = {
             "namespace": "team",
@@ -85,6 +90,7 @@ def test_resources_are_counted_by_their_phase() -> None:
         resource("c", "Failed"),
         resource("new", None),
         promotions=(resource("p", "Blocked"),),
+        schedules=(resource("s", "Suspended"), resource("new", None)),
     )
     assert samples(metrics.jobs) == {
         **dict.fromkeys(
@@ -96,6 +102,7 @@ def test_resources_are_counted_by_their_phase() -> None:
     }
     assert nonzero(metrics.promotions) == {"Blocked": 1}
     assert samples(metrics.promotions)["Promoted"] == 0
+    assert samples(metrics.schedules) == {"Blocked": 0, "Pending": 1, "Scheduled": 0, "Suspended": 1}
 
 
 def test_resources_are_counted_by_their_condition_ready() -> None:
@@ -109,7 +116,9 @@ def test_resources_are_counted_by_their_condition_ready() -> None:
             resource("c", "Promoted", status=ready("True", "MoveRefused")),
             resource("new", None),
         ),
+        schedules=(resource("s", "Scheduled", status=ready("True", "JobCreated")),),
     )
+    assert samples(metrics.schedules_ready) == {"True JobCreated": 1}
     assert samples(metrics.jobs_ready) == {"False RecipeWrong": 1, "False QuotaExceeded": 1}
     assert samples(metrics.promotions_ready) == {"False DatabricksForbidden": 2, "True MoveRefused": 1}
 

@@ -33,7 +33,8 @@ def test_counters_that_alerts_watch_begin_at_zero() -> None:
     causes = {labels[0] for labels in metrics.job_restarts._metrics}
     ends = {labels[0] for labels in metrics.jobs_finished._metrics}
     assert (causes, ends) == ({*get_args(AttemptCause)}, {"Succeeded", "Failed"})
-    errors = {("FineTuneJob", "InternalError"), ("ModelPromotion", "InternalError")}
+    kinds = ("FineTuneJob", "ModelPromotion", "FineTuneSchedule")
+    errors = {(kind, "InternalError") for kind in kinds}
     assert {*metrics.reconcile_errors._metrics} >= errors
 
 

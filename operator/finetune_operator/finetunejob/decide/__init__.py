@@ -45,6 +45,7 @@ POLICIES = (
     suspend.suspend,
     deadline.enforce_deadline,
     prepare.prepare,
+    finish.end_if_unchanged,
     train.train,
     version.await_version,
     evaluate.evaluate,

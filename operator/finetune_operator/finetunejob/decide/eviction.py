@@ -10,13 +10,13 @@ from datetime import datetime
 
 from finetune_crds.base import Json
 from finetune_crds.status import LastFailure
-from finetune_operator.batch.owners import find_owner
 from finetune_operator.batch.state import job_condition
 from finetune_operator.finetunejob.children import find_deletion_request_time, find_start_time, parse_time
 from finetune_operator.finetunejob.decide import attempt as attempts
 from finetune_operator.finetunejob.decide import attempt_history, checkpoint
 from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.finetunejob.pods import gang, pod_state, queueing
+from finetune_operator.owners import find_owner
 
 
 def record_eviction(draft: Draft, number: int, job: Json) -> bool:

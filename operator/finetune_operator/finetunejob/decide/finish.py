@@ -7,9 +7,9 @@ from datetime import timedelta
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_operator.batch.state import has_ended
 from finetune_operator.finetunejob.draft.draft import Draft
-from finetune_operator.finetunejob.model import FinishRun, has_open_run
+from finetune_operator.finetunejob.model import FinishRun, find_run_status, has_open_run
 from finetune_operator.finetunejob.preparation import backends
-from finetune_operator.policy.result import Continue, Outcome
+from finetune_operator.policy.result import Continue, Outcome, Stop
 
 
 def is_finished(draft: Draft) -> bool:
@@ -24,6 +24,18 @@ def succeed(draft: Draft) -> Outcome:
     )
     draft.update(completion_time=draft.now)
     return Continue
+
+
+def end_if_unchanged(draft: Draft) -> Outcome:
+    """End the job after its preparation if the data is that of the last job of its schedule: FineTuneSchedule.spec.onlyIfDataChanged."""
+    data, trained_data = draft.status.data, draft.ftj.trained_data
+    has_begun_training = draft.status.attempt is not None
+    if trained_data is None or data is None or data.digest != trained_data or has_begun_training:
+        return Continue
+    message = f"nothing was trained: the data has digest {trained_data}, as that of the last job of the schedule that succeeded"
+    draft.set(ConditionType.SUCCEEDED, True, ConditionReason.DATA_UNCHANGED, message)
+    draft.update(completion_time=draft.now)
+    return Stop
 
 
 def clean_up(draft: Draft) -> None:
@@ -56,7 +68,7 @@ def _close_run(draft: Draft) -> None:
     run_id = draft.status.run_id
     if run_id is None or not has_open_run(draft.status):
         return
-    end_status = "FINISHED" if draft.holds(ConditionType.SUCCEEDED) else "FAILED"
+    end_status = find_run_status(draft.status)
     mlflow = draft.observed.mlflow
     run = mlflow.writable_run if mlflow else None
     if run and run.status == end_status:

@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 from finetune_crds.base import Json
 from finetune_crds.status_parts import JobUsage, Usage
-from finetune_operator.batch.owners import find_owner
 from finetune_operator.batch.state import is_alive
 from finetune_operator.finetunejob import children
 from finetune_operator.finetunejob.draft import device
 from finetune_operator.finetunejob.draft.draft import Draft
+from finetune_operator.owners import find_owner
 
 EARLIER_JOBS = "earlier"
 """The uid of the entry that sums up Jobs that no longer exist."""

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionType
 from finetune_operator import names
-from finetune_operator.batch.owners import Owner
 from finetune_operator.batch.state import has_ended
 from finetune_operator.controller.store import Store
 from finetune_operator.finetunejob.model import FineTuneJob
 from finetune_operator.kube import Kube
+from finetune_operator.owners import Owner
 
 
 @dataclass

@@ -65,6 +65,7 @@ def read_finetunejob(body: Json, defaults: Defaults) -> FineTuneJob:
         finalizers=tuple(meta.get("finalizers") or ()),
         deleting="deletionTimestamp" in meta,
         created=datetime.fromisoformat(meta["creationTimestamp"]) if "creationTimestamp" in meta else None,
+        trained_data=(meta.get("annotations") or {}).get(names.ANNOTATION_TRAINED_DATA),
     )
 
 

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from finetune_crds.base import Json
-from finetune_operator.batch.owners import find_owner
 from finetune_operator.controller.store import Store
 from finetune_operator.finetunejob.children import is_child
 from finetune_operator.finetunejob.model import FineTuneJob, PreparationLease, TakeLease
 from finetune_operator.finetunejob.preparation import backends, preparation_lease
 from finetune_operator.kube import Kube, KubeError
+from finetune_operator.owners import find_owner
 
 log = logging.getLogger(__name__)
 

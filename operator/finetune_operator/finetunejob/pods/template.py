@@ -12,10 +12,10 @@ from finetune_crds.env import LocalReference
 from finetune_crds.pods import MAIN_CONTAINER
 from finetune_crds.training import ModelCache
 from finetune_operator import names
-from finetune_operator.batch.owners import build_owner_reference
 from finetune_operator.batch.pod_defaults import GRACE_SECONDS, IGNORE_DISRUPTION, TMP, build_pod_defaults
 from finetune_operator.finetunejob.model import FineTuneJob
 from finetune_operator.finetunejob.pods import tolerations
+from finetune_operator.owners import build_owner_reference
 from finetune_operator.template_merge import containers, merge
 
 # Retries after failures that neither the recipe nor the data caused, such as a crash of the JVM or an unreachable MLflow.

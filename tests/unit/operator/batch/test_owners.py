@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from finetune_crds.base import API_VERSION
-from finetune_operator.batch.owners import Owner, build_owner_reference, find_owner
+from finetune_operator.owners import Owner, build_owner_reference, find_owner
 from fixtures.operator_in_memory.decisions import UID, controller
 
 Json = dict[str, Any]

@@ -42,7 +42,7 @@ def test_only_a_loop_that_is_stuck_is_restarted(
     unready: str | None,
 ) -> None:
     now = 10_000.0
-    queues = Queues(WorkQueue(clock=lambda: now), WorkQueue(clock=lambda: now))
+    queues = Queues(*(WorkQueue(clock=lambda: now) for _ in range(3)))
     queues.promotions.add("team/champion")
     health = Health(queues, interval, lambda: lease, clock=lambda: now)
     now += waited
@@ -52,7 +52,7 @@ def test_only_a_loop_that_is_stuck_is_restarted(
 
 
 async def test_a_long_queue_makes_the_pod_unready_and_does_not_restart_it() -> None:
-    queues = Queues(WorkQueue(clock=lambda: 301.0), WorkQueue(clock=lambda: 301.0))
+    queues = Queues(*(WorkQueue(clock=lambda: 301.0) for _ in range(3)))
     queues.finetunejobs._added_at["team/tune"] = 0.0
     address = f"http://127.0.0.1:{free_port()}"
     async with (

@@ -53,7 +53,7 @@ def find_owner(_kind: str, body: Json) -> tuple[str, str] | None:
 
 
 def build_resync(kube: Kube, vanished: list[Json] | None = None) -> Resync:
-    queues = Queues(WorkQueue(clock=lambda: 0.0), WorkQueue(clock=lambda: 0.0))
+    queues = Queues(*(WorkQueue(clock=lambda: 0.0) for _ in range(3)))
     health = Health(queues, SETTINGS.resync_seconds)
     take = (lambda _: None) if vanished is None else vanished.append
     return Resync(kube, Store(find_owner), queues, SETTINGS, health, take)

@@ -9,7 +9,6 @@ import pytest
 from kopf._core.intents.causes import Activity
 
 from finetune_operator.controller import watches
-from fixtures.fake_kube import StandIn
 
 
 def test_kopf_compares_no_object_with_its_last_state() -> None:
@@ -38,7 +37,8 @@ def test_watches_use_a_proxy(configured: str | None, expected: str, monkeypatch:
     monkeypatch.setattr(kopf, "login_with_service_account", lambda **_: info)
     monkeypatch.setenv("https_proxy", "http://proxy:3128")
     monkeypatch.setenv("no_proxy", "")
-    handlers: Any = StandIn()
+    no_handler: Any = None
+    handlers = watches.Handlers(*[no_handler] * 4)
     registry = watches.build_registry(handlers)
     (handler,) = registry._activities.get_handlers(activity=Activity.AUTHENTICATION)
     login: Any = handler.fn

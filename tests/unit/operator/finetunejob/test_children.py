@@ -8,7 +8,6 @@ import pytest
 
 from finetune_crds.base import API_VERSION
 from finetune_operator import names
-from finetune_operator.batch.owners import Owner, find_owner
 from finetune_operator.controller.store import Store
 from finetune_operator.controller.workqueue import WorkQueue
 from finetune_operator.finetunejob import enqueue
@@ -19,6 +18,7 @@ from finetune_operator.finetunejob.children import (
     is_child,
     is_lost,
 )
+from finetune_operator.owners import Owner, find_owner
 from fixtures.operator_in_memory.decisions import (
     NOW,
     UID,

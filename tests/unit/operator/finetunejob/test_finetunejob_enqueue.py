@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from finetune_operator import names
-from finetune_operator.batch.owners import find_owner
 from finetune_operator.controller.store import Store
 from finetune_operator.controller.workqueue import WorkQueue
 from finetune_operator.finetunejob.enqueue import on_child, on_event
+from finetune_operator.owners import find_owner
 from fixtures.operator_in_memory.decisions import UID, child
 
 Json = dict[str, Any]

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from finetune_operator import names
-from finetune_operator.batch.owners import build_owner_reference, find_owner
 from finetune_operator.controller.store import Store
 from finetune_operator.controller.workqueue import WorkQueue
 from finetune_operator.modelpromotion.enqueue import is_child, on_child, on_event
+from finetune_operator.owners import build_owner_reference, find_owner
 
 Json = dict[str, Any]
 META: Json = {

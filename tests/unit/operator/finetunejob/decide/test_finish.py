@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from finetune_crds.conditions import SUMMARY, Condition, ConditionReason, ConditionType
-from finetune_crds.status import FineTuneJobStatus, MlflowStatus
+from finetune_crds.status import DataStatus, FineTuneJobStatus, MlflowStatus
 from finetune_operator.errors import Problem
 from finetune_operator.finetunejob.model import FinishRun, Mlflow, Observed
 from fixtures.operator_in_memory.decisions import (
@@ -30,6 +31,7 @@ from fixtures.operator_in_memory.decisions import (
     later,
     observed,
     pod,
+    running,
     said,
     status,
     tracked,
@@ -91,6 +93,12 @@ CLOSING: dict[str, tuple[FineTuneJobStatus, Mlflow | None, list[FinishRun], str 
         [FinishRun("r1", "FAILED")],
         None,
     ),
+    "a run of a job that trained nothing": (
+        over(condition(ConditionType.SUCCEEDED, "True", ConditionReason.DATA_UNCHANGED), mlflow=RUN),
+        tracked(),
+        [FinishRun("r1", "KILLED")],
+        None,
+    ),
     "a run that ended otherwise": (
         over(FAILED, mlflow=RUN),
         tracked(state="FINISHED"),
@@ -123,6 +131,31 @@ def test_the_run_is_closed(
     assert list(decision.actions) == actions
     reported = said(decision, ConditionType.TRACKED)
     assert (reported and reported[1:]) == (message and (ConditionReason.RUN_FINISHED, message))
+
+
+UNCHANGED: dict[str, tuple[str | None, FineTuneJobStatus, bool]] = {
+    "the data of the last job": ("d1", status(ACCEPTED, PREPARED, data=DataStatus(digest="d1")), True),
+    "other data": ("d1", status(ACCEPTED, PREPARED, data=DataStatus(digest="d2")), False),
+    "data without a digest": ("d1", status(ACCEPTED, PREPARED, data=DataStatus()), False),
+    "no data": ("d1", status(ACCEPTED, PREPARED), False),
+    "no schedule": (None, status(ACCEPTED, PREPARED, data=DataStatus(digest="d1")), False),
+    "a training that has begun": ("d1", running(data=DataStatus(digest="d1")), False),
+}
+
+
+@pytest.mark.parametrize(("trained_data", "before", "ends"), UNCHANGED.values(), ids=UNCHANGED)
+def test_a_job_of_a_schedule_trains_nothing_on_the_same_data(
+    trained_data: str | None, before: FineTuneJobStatus, ends: bool
+) -> None:
+    job = replace(ftj(before, data=SOURCE), trained_data=trained_data)
+    decision = conclude(job, observed(mlflow=tracked()), at=later(5))
+    message = (
+        "nothing was trained: the data has digest d1, as that of the last job of the schedule that succeeded"
+    )
+    expected = ("True", "DataUnchanged", message)
+    assert said(decision, ConditionType.SUCCEEDED) == (expected if ends else None)
+    assert (decision.status.phase == "Succeeded", applied(decision) == []) == (ends, ends)
+    assert decision.status.completion_time == (later(5) if ends else None)
 
 
 def test_what_cannot_be_closed_waits_for_the_next_resync() -> None:

@@ -10,13 +10,13 @@ import pytest
 from finetune_crds.base import API_VERSION
 from finetune_crds.evaluation import EvaluationStatus
 from finetune_crds.status import FineTuneJobStatus
-from finetune_operator.batch.owners import find_owner
 from finetune_operator.controller.store import Store
 from finetune_operator.defaults import Defaults
 from finetune_operator.finetunejob.children import recorded_jobs
 from finetune_operator.finetunejob.model import ResumedJob
 from finetune_operator.finetunejob.observe.observer import FineTuneJobObserver, read_finetunejob
 from finetune_operator.kube import KubeError
+from finetune_operator.owners import find_owner
 from finetune_operator.settings import Settings
 from fixtures.fake_kube import StandIn
 from fixtures.operator_in_memory.decisions import (

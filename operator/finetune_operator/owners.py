@@ -1,6 +1,6 @@
-"""Who controls an object: a batch Job controls its pods, and a FineTuneJob or a ModelPromotion every other child.
+"""Who controls an object.
 
-An object belongs to its owner by its controller ownerReference. Labels only select candidates, since any user can write them.
+A batch Job controls its pods, a FineTuneSchedule its FineTuneJobs, and a FineTuneJob or a ModelPromotion every other child. An object belongs to its owner by its controller ownerReference. Labels only select candidates, since any user can write them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _KINDS = ("FineTuneJob", "ModelPromotion")
 
 
 class Owner(NamedTuple):
-    """The controller of an object: a batch Job for its pods, and a FineTuneJob or a ModelPromotion for every other child."""
+    """The controller of an object, see the module."""
 
     namespace: str
     uid: str
@@ -27,6 +27,11 @@ def find_owner(kind: str, body: Json) -> Owner | None:
 def find_resource(body: Json) -> Owner | None:
     """The FineTuneJob or ModelPromotion that controls an object; None without one."""
     return find_owner_of_kind(GROUP, _KINDS, body)
+
+
+def find_schedule(body: Json) -> Owner | None:
+    """The FineTuneSchedule that controls a FineTuneJob; None without one."""
+    return find_owner_of_kind(GROUP, ("FineTuneSchedule",), body)
 
 
 def find_owner_of_kind(group: str, kinds: tuple[str, ...], body: Json) -> Owner | None:
@@ -48,7 +53,7 @@ def find_controller(body: Json) -> Json | None:
 
 
 def build_owner_reference(kind: str, name: str, uid: str) -> Json:
-    """The ownerReference of a child, which is deleted with its FineTuneJob or ModelPromotion."""
+    """The ownerReference to a resource of this API that controls an object: the object is deleted with it, and before it in the foreground."""
     return {
         "apiVersion": API_VERSION,
         "kind": kind,

@@ -1,0 +1,1 @@
+"""FineTuneSchedule: observe, decide, apply, and the pass that joins them."""

@@ -1,0 +1,47 @@
+"""Whether the schedule can be carried out: its times are valid, and the API server accepts the FineTuneJobs of its template."""
+
+from __future__ import annotations
+
+from finetune_crds.conditions import ConditionReason, ConditionType
+from finetune_operator.finetuneschedule.cron import Cron, CronError
+from finetune_operator.finetuneschedule.decide.draft import Draft
+from finetune_operator.policy.result import Continue, Outcome, Stop
+
+_NO_SOURCE = (
+    "spec.onlyIfDataChanged requires spec.jobTemplate.spec.data.source: the preparation of the source finds out whether the data has "
+    "changed, and prepared splits or a command that reads its own data have none"
+)
+
+
+def accept(draft: Draft) -> Outcome:
+    """Accept the schedule, or refuse it. Ends the pass until the API server has checked the template of this generation in a dry run.
+
+    The dry run of a refused template is repeated in each pass, since a policy or the schema of FineTuneJobs can change too.
+    """
+    mistake = _find_mistake(draft)
+    if mistake:
+        return draft.refuse(ConditionReason.INVALID_SPEC, mistake)
+    accepted = draft.condition(ConditionType.ACCEPTED)
+    if accepted and accepted.status == "True" and accepted.observed_generation == draft.generation:
+        return Continue
+    answer = draft.observed.dry_run_answer
+    if answer is None:
+        draft.dry_run = draft.build_job(draft.cron.find_next(draft.now))
+        return Stop
+    if not answer.admitted:
+        return draft.refuse(answer.reason, answer.message)
+    draft.set(ConditionType.ACCEPTED, True, answer.reason, answer.message)
+    return Continue
+
+
+def _find_mistake(draft: Draft) -> str | None:
+    """A message for a mistake that the schema cannot detect."""
+    if draft.schedule.spec is None:
+        return draft.schedule.invalid or "the spec cannot be read"
+    try:
+        Cron.parse(draft.spec.schedule, draft.spec.time_zone)
+    except CronError as error:
+        return str(error)
+    data = draft.spec.job_template.spec.get("data")
+    has_source = isinstance(data, dict) and bool(data.get("source"))
+    return _NO_SOURCE if draft.spec.only_if_data_changed and not has_source else None

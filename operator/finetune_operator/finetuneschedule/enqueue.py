@@ -1,0 +1,28 @@
+"""Puts FineTuneSchedules on the queue when an event concerns them."""
+
+from __future__ import annotations
+
+from finetune_crds.base import Json
+from finetune_operator.controller.store import Store
+from finetune_operator.controller.workqueue import WorkQueue
+from finetune_operator.finetuneschedule.model import KIND
+from finetune_operator.owners import find_controller, find_schedule
+
+
+def on_event(store: Store, queue: WorkQueue, event_type: str | None, body: Json) -> None:
+    """Store a FineTuneSchedule that a watch delivers, and queue a pass unless the operator itself wrote this state."""
+    is_deleted = event_type == "DELETED"
+    is_news = is_deleted or not store.has(KIND, body)
+    if is_deleted:
+        store.drop(KIND, body)
+    else:
+        store.put(KIND, body)
+    if is_news:
+        queue.add(f"{body['metadata']['namespace']}/{body['metadata']['name']}")
+
+
+def on_finetunejob(queue: WorkQueue, body: Json) -> None:
+    """Queue the FineTuneSchedule that controls a FineTuneJob, if there is one."""
+    owner, reference = find_schedule(body), find_controller(body)
+    if owner and reference:
+        queue.add(f"{owner.namespace}/{reference['name']}")
