@@ -1,6 +1,7 @@
 """Who controls an object.
 
-A batch Job controls its pods, a FineTuneSchedule its FineTuneJobs, and a FineTuneJob or a ModelPromotion every other child. An object belongs to its owner by its controller ownerReference. Labels only select candidates, since any user can write them.
+A batch Job controls its pods, a FineTuneSchedule its FineTuneJobs, and a FineTuneJob or a ModelPromotion every other child. An object belongs to its owner
+by its controller ownerReference. Labels only select candidates, since any user can write them.
 """
 
 from __future__ import annotations

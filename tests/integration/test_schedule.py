@@ -11,7 +11,7 @@ import pytest
 
 from finetune_crds.contract import TerminationMessage
 from finetune_operator.names import scheduled_job_name
-from finetune_operator.owners import build_reference
+from finetune_operator.owners import build_owner_reference
 from finetune_operator.text import format_time
 from fixtures.operator_processes.jobs import PREPARED, TRAINED, job, splits_given
 from fixtures.operator_processes.servers import Plane
@@ -114,7 +114,7 @@ def test_a_start_time_that_was_missed_creates_one_job_which_goes_with_its_schedu
     wait_reason(world, "JobCreated")
     body = world.job(start.job)
     assert body["metadata"]["labels"]["finetune.dev/schedule"] == NAME
-    assert body["metadata"]["ownerReferences"] == [build_reference(KIND, NAME, uid)]
+    assert body["metadata"]["ownerReferences"] == [build_owner_reference(KIND, NAME, uid)]
     found = status(world)
     assert (found["lastScheduleTime"], found["active"], found["activeCount"]) == (
         start.text,
@@ -198,7 +198,7 @@ def test_an_operator_that_was_killed_between_its_writes_creates_no_second_job(ow
     world.operator.kill()
     begin(world)
     body = splits_given(start.job)
-    body["metadata"]["ownerReferences"] = [build_reference(KIND, NAME, uid)]
+    body["metadata"]["ownerReferences"] = [build_owner_reference(KIND, NAME, uid)]
     created = world.submit(body)["metadata"]["uid"]
     world.operator.start()
     wait_reason(world, "JobCreated")

@@ -29,6 +29,10 @@ def _key(body: Json) -> Key:
     return body["metadata"]["namespace"], body["metadata"]["name"]
 
 
+# The kinds that own children, in the order of the lists.
+_OWNERS = ("FineTuneJob", "ModelPromotion")
+
+
 def _version(body: Json) -> int:
     return int(body["metadata"].get("resourceVersion") or 0)
 
@@ -210,10 +214,10 @@ class Store:
         self._list_versions[kind] = version
         if kind == "Pod":
             self._forget_deleted_jobs(version)
-        elif kind == RESOURCES[-1]:
+        elif kind == _OWNERS[-1]:
             # NB: only when all kinds of owners are listed: before, an owner may exist that the store does not have.
-            owners = {_identity(body) for owner in RESOURCES for body in self._objects[owner].values()}
-            listed_version = min(self._list_versions[owner] for owner in RESOURCES)
+            owners = {_identity(body) for owner in _OWNERS for body in self._objects[owner].values()}
+            listed_version = min(self._list_versions[owner] for owner in _OWNERS)
             for child in ("Job", *COMPANIONS):
                 self._drop_unowned(child, owners, listed_version)
             # NB: Pods are dropped only now, not when they are listed: at the first list, the FineTuneJobs that record deleted Jobs are not

@@ -354,15 +354,15 @@ def test_events_of_jobs_and_schedules_queue_the_schedule() -> None:
     store, queue = Store(), WorkQueue(clock=lambda: 0.0)
     meta = {"namespace": "team", "name": "nightly", "uid": "u1", "resourceVersion": "5"}
     enqueue.on_finetunejob(queue, {"metadata": {"namespace": "team", "name": "alone"}})
-    assert list(queue._ready) == []
+    assert list(queue._queued) == []
     enqueue.on_finetunejob(queue, owned("nightly-1"))
-    assert list(queue._ready) == ["team/nightly"]
+    assert list(queue._queued) == ["team/nightly"]
     queue = WorkQueue(clock=lambda: 0.0)
     enqueue.on_event(store, queue, "ADDED", {"metadata": meta})
-    assert (list(queue._ready), len(store.of("FineTuneSchedule"))) == (["team/nightly"], 1)
+    assert (list(queue._queued), len(store.of("FineTuneSchedule"))) == (["team/nightly"], 1)
     queue = WorkQueue(clock=lambda: 0.0)
     # What the operator wrote itself.
     enqueue.on_event(store, queue, "MODIFIED", {"metadata": meta})
-    assert list(queue._ready) == []
+    assert list(queue._queued) == []
     enqueue.on_event(store, queue, "DELETED", {"metadata": meta})
-    assert (list(queue._ready), len(store.of("FineTuneSchedule"))) == (["team/nightly"], 0)
+    assert (list(queue._queued), len(store.of("FineTuneSchedule"))) == (["team/nightly"], 0)
