@@ -20,6 +20,8 @@ from finetune_operator.owners import find_schedule
 Key = tuple[str, str]  # namespace, name
 Identity = tuple[str, str]  # namespace, uid
 RESOURCES = ("FineTuneJob", "ModelPromotion", "FineTuneSchedule")
+# Those that own children, in the order of the lists.
+_OWNERS = ("FineTuneJob", "ModelPromotion")
 CHILDREN = ("Job", "Pod", *COMPANIONS)
 KINDS = (*CHILDREN, *RESOURCES)
 _DELETION = ("deletionTimestamp", "deletionGracePeriodSeconds")
@@ -27,10 +29,6 @@ _DELETION = ("deletionTimestamp", "deletionGracePeriodSeconds")
 
 def _key(body: Json) -> Key:
     return body["metadata"]["namespace"], body["metadata"]["name"]
-
-
-# The kinds that own children, in the order of the lists.
-_OWNERS = ("FineTuneJob", "ModelPromotion")
 
 
 def _version(body: Json) -> int:
