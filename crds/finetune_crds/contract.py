@@ -128,8 +128,9 @@ METRIC_MEMORY = "memory_bytes"  # peak memory of a rank
 METRIC_PLAN_MEMORY = "plan_memory_bytes"  # estimated peak memory of a rank, before the weights are loaded
 METRIC_DATA_WAIT = "data_wait_seconds"
 METRIC_CHECKPOINT_SECONDS = "checkpoint_seconds"  # seconds that steps were blocked by checkpoints
-METRIC_REWARD_MARGIN = "reward_margin"  # DPO, ORPO, SimPO; for KTO, the margin between the two means below
-METRIC_REWARD_ACCURACY = "reward_accuracy"  # DPO, ORPO, SimPO
+METRIC_REWARD_MARGIN = "reward_margin"  # DPO, ORPO, SimPO, RewardModel; for KTO, the margin between the two means below
+METRIC_REWARD_ACCURACY = "reward_accuracy"  # DPO, ORPO, SimPO, RewardModel
+METRIC_REWARD_MEAN = "reward_mean"  # RewardModel: mean over all answers
 METRIC_REWARD_DESIRABLE = "reward_desirable"  # KTO: mean over the good answers
 METRIC_REWARD_UNDESIRABLE = "reward_undesirable"  # KTO: mean over the bad answers
 METRIC_KL = "kl"  # KTO: the estimate of the divergence from the reference
@@ -208,6 +209,7 @@ TRAINING_METRICS = frozenset(
         METRIC_CHECKPOINT_SECONDS,
         METRIC_REWARD_MARGIN,
         METRIC_REWARD_ACCURACY,
+        METRIC_REWARD_MEAN,
         METRIC_REWARD_DESIRABLE,
         METRIC_REWARD_UNDESIRABLE,
         METRIC_KL,

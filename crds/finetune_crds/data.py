@@ -29,7 +29,7 @@ COLUMN_FIELDS: dict[str, tuple[str, ...]] = {
     "Unpaired": ("prompt", "completion", "label"),
 }
 """The required fields of Columns by type. The default column of a field has the name of the field."""
-OPTIONAL_COLUMN_FIELDS: dict[str, tuple[str, ...]] = {"Messages": ("tools",)}
+OPTIONAL_COLUMN_FIELDS: dict[str, tuple[str, ...]] = {"Messages": ("tools",), "Preference": ("margin",)}
 """The optional fields of Columns by type. They have no default column."""
 
 
@@ -64,6 +64,7 @@ class Columns(ApiModel):
                     "rejected",
                     "completion",
                     "label",
+                    "margin",
                 )
             ),
             (
@@ -76,7 +77,7 @@ class Columns(ApiModel):
 
     type: ColumnsType
     """Kind of example. Text: plain text. Messages: a conversation. PromptResponse: a prompt and its answer. Preference: a
-    prompt, a chosen answer and a rejected answer (DPO, ORPO, SimPO). Unpaired: a prompt, an answer, and a label that says
+    prompt, a chosen answer and a rejected answer (DPO, ORPO, SimPO, RewardModel). Unpaired: a prompt, an answer, and a label that says
     whether the answer is good (KTO). In Preference and Unpaired, prompts and answers are text or lists of {role, content}."""
     text: Name | None = None
     """Column with the whole example as plain text. Default: text."""
@@ -102,6 +103,9 @@ class Columns(ApiModel):
     label: Name | None = None
     """Column with the label of the answer (KTO): true if the answer is good, otherwise false; as a boolean, as 1 or 0, or as
     text. Default: label."""
+    margin: Name | None = None
+    """Column with a number that says by how much the chosen answer is better (RewardModel). The loss aims at this difference
+    of the rewards. Default: no margin."""
 
     @property
     def column_names(self) -> list[str]:
@@ -110,8 +114,8 @@ class Columns(ApiModel):
 
     @property
     def content_columns(self) -> list[str]:
-        """The names of the columns with the content of an example: all columns except the label."""
-        return [name for field in self._fields if field != "label" and (name := getattr(self, field))]
+        """The names of the columns with the content of an example: all columns except the label and the margin."""
+        return [name for field in self._fields if field not in ("label", "margin") and (name := getattr(self, field))]
 
     @property
     def _fields(self) -> tuple[str, ...]:

@@ -42,6 +42,8 @@ BASE_PREFIX = "base_"
 """Prefix of the names of the base model's numbers."""
 GENERATED: tuple[Metric, ...] = ("ExactMatch", "Accuracy", "F1", "Rouge", "Bleu")
 """Metrics that compare generated answers."""
+REWARD_METRICS: tuple[Metric, ...] = ("Loss", "Accuracy")
+"""Metrics of a reward model."""
 
 MAX_METRIC_NAME = 64
 METRIC_NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
@@ -97,7 +99,8 @@ class Evaluation(ApiModel):
         Annotated[list[Metric], Field(min_length=1, max_length=7, json_schema_extra=LIST_TYPE_SET)] | None
     ) = None
     """Metrics to compute. ExactMatch, Accuracy, F1, Rouge and Bleu compare generated answers with the answers in the data.
-    Default: Loss and Perplexity."""
+    Default: Loss and Perplexity. RewardModel: Loss and Accuracy, the share of pairs whose chosen answer has the higher
+    reward."""
     base_model: Annotated[bool, Field(json_schema_extra=OPERATOR_DEFAULT)] = True
     """Evaluate the base model too, on the same rows."""
     limit: Positive | None = None
@@ -136,6 +139,14 @@ EVALUATION_RULES = (
         f"{_NOT_BUILT_IN} || !has(self.data.columns) || self.data.columns.type != 'Unpaired'",
         "the built-in evaluation does not support data.columns.type Unpaired, whose answers can be bad: remove evaluation, or "
         "set evaluation.command",
+        ".evaluation",
+    ),
+    Rule(
+        f"{_NOT_BUILT_IN} || self.objective.type != 'RewardModel' || ((!has(self.evaluation.metrics) || "
+        f"self.evaluation.metrics.all(metric, metric in {list(REWARD_METRICS)})) && !has(self.evaluation.maxNewTokens) && "
+        "(!has(self.evaluation.generations) || self.evaluation.generations == 0))",
+        "a reward model generates no answers: with objective.type RewardModel, set evaluation.metrics to Loss and Accuracy, and "
+        "remove evaluation.generations and evaluation.maxNewTokens",
         ".evaluation",
     ),
     Rule(

@@ -85,6 +85,12 @@ class FineTuneJobSpec(ApiModel):
                 ".method.type",
             ),
             (
+                "!has(self.data) || !has(self.data.columns) || !has(self.data.columns.margin) || "
+                "self.objective.type == 'RewardModel'",
+                "data.columns.margin requires objective.type RewardModel",
+                ".data.columns.margin",
+            ),
+            (
                 "!has(self.training.neftuneAlpha) || !(self.method.type in ['PrefixTuning', 'PromptTuning'])",
                 "training.neftuneAlpha requires method.type Full, LoRA, QLoRA or DoRA: the embeddings of virtual tokens get no "
                 "noise",

@@ -8,8 +8,14 @@ from pydantic import ConfigDict, Field
 
 from finetune_crds.base import NONE_FOR_ZERO, ApiModel, Fraction, Name, Uri, rules
 
-ObjectiveType = Literal["SFT", "DPO", "KTO", "ORPO", "SimPO", "Distillation"]
-COLUMNS_OF_OBJECTIVE = {"DPO": "Preference", "KTO": "Unpaired", "ORPO": "Preference", "SimPO": "Preference"}
+ObjectiveType = Literal["SFT", "DPO", "KTO", "ORPO", "SimPO", "Distillation", "RewardModel"]
+COLUMNS_OF_OBJECTIVE = {
+    "DPO": "Preference",
+    "KTO": "Unpaired",
+    "ORPO": "Preference",
+    "SimPO": "Preference",
+    "RewardModel": "Preference",
+}
 """The type of columns that each preference objective requires."""
 OBJECTIVES_OF_COLUMNS = {
     columns_type: [
@@ -20,6 +26,8 @@ OBJECTIVES_OF_COLUMNS = {
     for columns_type in dict.fromkeys(COLUMNS_OF_OBJECTIVE.values())
 }
 """The objectives that require each type of columns."""
+_PARAMETER_FIELDS = {name: name.lower() for name in COLUMNS_OF_OBJECTIVE} | {"RewardModel": "rewardModel"}
+"""The field with the parameters of each preference objective."""
 
 
 class Dpo(ApiModel):
@@ -73,6 +81,14 @@ class Simpo(ApiModel):
     """Target margin between chosen and rejected rewards."""
 
 
+class RewardModel(ApiModel):
+    """A reward model on pairs of answers (Bradley-Terry)."""
+
+    center_rewards_coefficient: Annotated[float, Field(ge=0, le=100)] = 0.0
+    """Weight of a loss that keeps the mean of the rewards near 0 (arXiv:2312.09244); 0.01 is usual. Not used in evaluation
+    losses."""
+
+
 class Distillation(ApiModel):
     """Training on the probabilities of a teacher model."""
 
@@ -109,14 +125,13 @@ class Objective(ApiModel):
                 "labelSmoothing can be set only when type is SFT: for DPO, set dpo.labelSmoothing",
                 ".labelSmoothing",
             ),
-            # The parameters of DPO, KTO, ORPO and SimPO are in a field of that name in lower case.
             *(
                 (
-                    f"!has(self.{name.lower()}) || self.type == '{name}'",
-                    f"{name.lower()} can be set only when type is {name}",
-                    f".{name.lower()}",
+                    f"!has(self.{field}) || self.type == '{name}'",
+                    f"{field} can be set only when type is {name}",
+                    f".{field}",
                 )
-                for name in COLUMNS_OF_OBJECTIVE
+                for name, field in _PARAMETER_FIELDS.items()
             ),
             (
                 "has(self.distillation) == (self.type == 'Distillation')",
@@ -127,7 +142,8 @@ class Objective(ApiModel):
 
     type: ObjectiveType = "SFT"
     """SFT: next-token loss. DPO: chosen and rejected answers, with a reference model. ORPO, SimPO: the same, without a
-    reference model. KTO: answers labeled good or bad. Distillation: a teacher's probabilities."""
+    reference model. KTO: answers labeled good or bad. Distillation: a teacher's probabilities. RewardModel: chosen and
+    rejected answers; the model computes a reward instead of text."""
     loss_on: Literal["Answer", "LastAnswer", "All"] | None = None
     """Tokens in the loss. Answer: all answers. LastAnswer: the last answer of a conversation. All: every token. Default:
     Answer if the data separates prompts from answers."""
@@ -141,5 +157,7 @@ class Objective(ApiModel):
     """Parameters of ORPO."""
     simpo: Simpo | None = None
     """Parameters of SimPO."""
+    reward_model: RewardModel | None = None
+    """Parameters of RewardModel."""
     distillation: Distillation | None = None
     """Parameters of Distillation."""

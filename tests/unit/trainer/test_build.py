@@ -32,8 +32,8 @@ pytestmark = [pytest.mark.filterwarnings(warning) for warning in networks.PEFT_W
 def test_a_model_with_an_unsupported_lm_head_is_refused(
     base_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original_logits = Network.compute_model_logits
-    monkeypatch.setattr(Network, "compute_model_logits", lambda self, batch: 2 * original_logits(self, batch))
+    original_logits = Network.compute_model_outputs
+    monkeypatch.setattr(Network, "compute_model_outputs", lambda self, batch: 2 * original_logits(self, batch))
     with networks.alone() as world, pytest.raises(RecipeRefusedError) as refused:
         networks.build(networks.recipe(base_model), base_model, world)
     assert refused.value.message == (
@@ -86,10 +86,10 @@ def test_a_teacher_that_overflows_in_fp16_is_refused(base_model: Path, tmp_path:
 def test_a_teacher_with_an_unsupported_lm_head_is_refused(
     base_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original_logits = Network.compute_model_logits
+    original_logits = Network.compute_model_outputs
     monkeypatch.setattr(
         Network,
-        "compute_model_logits",
+        "compute_model_outputs",
         lambda self, batch: (
             original_logits(self, batch) * (2 if isinstance(self.objective, TeacherStates) else 1)
         ),

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from finetune_crds.evaluation import GENERATED, Evaluation, EvaluationResult
-from finetune_trainer.evaluate import loss, metrics, model, rows, table
+from finetune_crds.evaluation import GENERATED, REWARD_METRICS, Evaluation, EvaluationResult
+from finetune_trainer.evaluate import loss, metrics, model, rewards, rows, table
 from finetune_trainer.evaluate.answers import Decoding
 from finetune_trainer.evaluate.questions import Ending
 from finetune_trainer.examples.tokenizer import load_tokenizer, pad_id
@@ -22,6 +22,7 @@ from finetune_trainer.sinks.feed import Sinks
 from finetune_trainer.train.data import corpus
 from finetune_trainer.train.model import precision
 from finetune_trainer.train.model.adapters.new_tokens import NewTokens
+from finetune_trainer.train.model.network import task
 from finetune_trainer.train.runtime.device import Card
 from finetune_trainer.train.worker import quiet_libraries
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from finetune_trainer.evaluate.questions import Question
     from finetune_trainer.evaluate.rows import Rows
     from finetune_trainer.models.download import Source
+    from finetune_trainer.train.model.network.trained_network import Network
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,12 @@ def run(recipe: Recipe, uri: str) -> EvaluationResult:
         )
         device = model.choose_device(recipe)
         dtype = precision.inference_dtype(Card.of(device), recipe.training.precision)
-        evaluator = _Evaluator(spec, evaluated_rows, tokenizer, device, dtype)
+        score = None
+        if task.of_recipe(recipe) == "RewardModel":
+            # A reward model generates nothing: without generations, no model is asked a question.
+            spec = spec.model_copy(update={"metrics": spec.metrics or [*REWARD_METRICS], "generations": 0})
+            score = model.ScoreHead(recipe.training.seed, pad_id(tokenizer))
+        evaluator = _Evaluator(spec, evaluated_rows, tokenizer, device, dtype, score)
         trained = evaluator.measure(version, model.build_version_spec(recipe, uri), model.VERSION)
         base = _Measurement({})
         if spec.base_model:
@@ -121,6 +128,7 @@ class _Evaluator:
     tokenizer: PreTrainedTokenizerBase
     device: torch.device
     dtype: torch.dtype
+    score: model.ScoreHead | None
 
     @property
     def table_questions(self) -> list[Question]:
@@ -152,7 +160,11 @@ class _Evaluator:
         requested_metrics, batch_size = self.spec.selected_metrics, self.spec.batch_size
         numbers: dict[str, float] = {}
         new_tokens = NewTokens.of(spec, self.tokenizer)
-        with model.load_model(source, spec, name, self.device, new_tokens, dtype=self.dtype) as network:
+        with model.load_model(
+            source, spec, name, self.device, new_tokens, dtype=self.dtype, score=self.score
+        ) as network:
+            if self.score is not None:
+                return _Measurement(self._measure_rewards(network, name, spec))
             if "Loss" in requested_metrics or "Perplexity" in requested_metrics:
                 padding = pad_id(self.tokenizer)
                 mean_loss = loss.compute_mean_loss(
@@ -172,6 +184,16 @@ class _Evaluator:
             answers,
             references,
         )
+
+
+    def _measure_rewards(self, network: Network, name: str, spec: Model) -> dict[str, float]:
+        split, padding = self.rows.split, pad_id(self.tokenizer)
+        pair_rewards = rewards.compute_rewards(
+            network, split, batch_size=self.spec.batch_size, pad_id=padding, device=self.device
+        )
+        numbers = rewards.compute_metrics(self.spec.selected_metrics, pair_rewards, split.margins)
+        _check_finite(float(pair_rewards.sum()), name, spec)
+        return numbers
 
 
 def _check_finite(mean_loss: float, name: str, spec: Model) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,8 +15,9 @@ from finetune_trainer.models.cache import Cache
 from finetune_trainer.train.delivery import export
 from finetune_trainer.train.model.adapters.new_tokens import NO_TOKENS, NewTokens
 from finetune_trainer.train.model.checks import parity
+from finetune_trainer.train.model.network import task
 from finetune_trainer.train.model.network.trained_network import Network
-from finetune_trainer.train.model.weights import load, merge
+from finetune_trainer.train.model.weights import load, merge, score_head
 from finetune_trainer.train.objectives.sft import Sft
 
 if TYPE_CHECKING:
@@ -37,6 +38,18 @@ _OVERFLOW = (
     "request in spec.pods.evaluate.template a GPU of compute capability 8.0 or higher, which computes in BF16, or train with "
     "training.precision FP32"
 )
+
+
+@dataclass(frozen=True)
+class ScoreHead:
+    """What a reward model has in addition to its files.
+
+    seed: training.seed, with which the score head of a language model was initialized.
+    pad_id: the padding token.
+    """
+
+    seed: int
+    pad_id: int
 
 
 def choose_device(recipe: Recipe) -> torch.device:
@@ -64,8 +77,8 @@ def fetch_version(recipe: Recipe, uri: str, to: Path) -> Source:
 def fetch_base(recipe: Recipe, version: Source, to: Path) -> Source:
     """Fetch the model that the version was trained from.
 
-    If `model.base` is an adapter, it is fetched with its own base, and not merged. After Merge, a version that is an adapter has the
-    merged model as its base, so that base is used instead.
+    If `model.base` is an adapter, it is fetched with its own base, and not merged, except that the adapter of a language model is merged
+    for a reward model. After Merge, a version that is an adapter has the merged model as its base, so that base is used instead.
 
     Args:
         recipe: names the model.
@@ -80,7 +93,12 @@ def fetch_base(recipe: Recipe, version: Source, to: Path) -> Source:
     # With Merge, training began with the base of the version's adapter. NB: with Continue, it began with the adapter in spec.base.
     if version.adapter is not None and spec.adapter == "Merge":
         return replace(version, adapter=None)
-    return download.fetch(spec.base, to, revision=spec.revision, cache=Cache.of(spec))
+    source = download.fetch(spec.base, to, revision=spec.revision, cache=Cache.of(spec))
+    if source.adapter is not None and task.of_recipe(recipe) == "RewardModel" and spec.adapter == "Merge":
+        merged = to / "merged"
+        merge.merge_into_base(source.base, source.adapter, spec, merged)
+        return replace(source, base=merged, adapter=None)
+    return source
 
 
 @contextmanager
@@ -92,6 +110,7 @@ def load_model(
     new: NewTokens = NO_TOKENS,
     *,
     dtype: torch.dtype,
+    score: ScoreHead | None = None,
 ) -> Iterator[Network]:
     """Yield a model with its adapter, and free its memory at the end.
 
@@ -102,11 +121,12 @@ def load_model(
         device: where the model computes.
         new: the new tokens; the model gets the same embedding rows for them as before the first step of the training.
         dtype: type of the computation.
+        score: of a reward model; None: the model is a language model.
 
     Raises:
         RecipeRefusedError: the model cannot be loaded, or its logits are wrong (`parity.check`).
     """
-    network = Network(_load_weights(source, spec, field, device, new, dtype=dtype), Sft()).eval()
+    network = Network(_load_weights(source, spec, field, device, new, dtype=dtype, score=score), Sft()).eval()
     overflow = _OVERFLOW if dtype == torch.float16 else None
     try:
         subject = parity.Subject(spec.base, field, remedy=_REMEDY, overflow_remedy=overflow)
@@ -122,18 +142,28 @@ def load_model(
 
 
 def _load_weights(
-    source: Source, spec: Model, field: str, device: torch.device, new: NewTokens, *, dtype: torch.dtype
+    source: Source,
+    spec: Model,
+    field: str,
+    device: torch.device,
+    new: NewTokens,
+    *,
+    dtype: torch.dtype,
+    score: ScoreHead | None,
 ) -> torch.nn.Module:
     """Load a model with its adapter and with rows for the new tokens; no weight gets a gradient."""
-    from transformers import AutoModelForCausalLM
-
+    model_task: task.Task = "LanguageModel" if score is None else "RewardModel"
     with load.load_errors(spec, field):
-        model: Any = AutoModelForCausalLM.from_pretrained(
+        model: Any = task.get_auto_class(model_task).from_pretrained(
             str(source.base),
             trust_remote_code=spec.trust_remote_code,
             dtype=dtype,
             device_map={"": device} if device.type == "cuda" else None,
+            **task.build_load_options(model_task),
         )
+        if score is not None:
+            task.set_padding(model, score.pad_id)
+            score_head.initialize_if_new(model, spec, source.base, score.seed)
         if source.adapter is not None:
             model = merge.load_adapter(model, source.adapter)
         if new.ids:

@@ -15,12 +15,13 @@ import numpy as np
 
 from finetune_crds.evaluation import GENERATED, Evaluation
 from finetune_trainer.evaluate import questions
-from finetune_trainer.examples.column_values import count_rows
+from finetune_trainer.examples.column_values import count_rows, parse_margins
 from finetune_trainer.pod.exit_status import DataError, RecipeRefusedError
 from finetune_trainer.train.data.dataset import Split
 from finetune_trainer.train.data.encode import Encoded, Encoder
 from finetune_trainer.train.data.read import read
 from finetune_trainer.train.data.row_places import name_refused_row
+from finetune_trainer.train.model.network import task
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -72,11 +73,14 @@ class Rows:
     def split(self) -> Split:
         """The tokens, as the trainer's losses take them."""
         examples = [row.example for row in self.rows]
-        offsets = np.cumsum([0, *(len(example.tokens) for example in examples)], dtype=np.int64)
+        lengths = np.concatenate([example.lengths for example in examples])
+        margins = [example.margin for example in examples if example.margin is not None]
         return Split(
             np.concatenate([example.tokens for example in examples]),
             np.concatenate([example.loss_mask for example in examples]),
-            offsets,
+            np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]),
+            documents=len(lengths) // len(examples),
+            margins=np.array(margins, np.float32) if margins else None,
         )
 
     @property
@@ -98,7 +102,7 @@ def load(recipe: Recipe, spec: Evaluation, tokenizer: PreTrainedTokenizerBase) -
         RecipeRefusedError: a metric compares answers, but the rows have no answers or may have bad answers.
     """
     encoder = Encoder.of(recipe, tokenizer)
-    _check_answers(encoder, spec)
+    _check_answers(recipe, encoder, spec)
     all_rows = _read_rows(recipe, spec, encoder)
     key = attrgetter("fingerprint")
     chosen_rows = (
@@ -106,7 +110,7 @@ def load(recipe: Recipe, spec: Evaluation, tokenizer: PreTrainedTokenizerBase) -
     )
     if not chosen_rows:
         raise _build_empty_split_error(recipe, spec, encoder)
-    generated_metrics = _list_generated_metrics(spec)
+    generated_metrics = _list_generated_metrics(recipe, spec)
     if generated_metrics and all(row.question is None for row in chosen_rows):
         raise DataError(
             "NoAnswers",
@@ -117,7 +121,7 @@ def load(recipe: Recipe, spec: Evaluation, tokenizer: PreTrainedTokenizerBase) -
     return Rows(chosen_rows, _compute_digest(chosen_rows, spec), encoder.summary())
 
 
-def _check_answers(encoder: Encoder, spec: Evaluation) -> None:
+def _check_answers(recipe: Recipe, encoder: Encoder, spec: Evaluation) -> None:
     """Check that the rows have no labels, and have answers if a metric compares answers; raises as `load`."""
     columns = encoder.documents.columns
     if columns.label is not None:
@@ -125,7 +129,7 @@ def _check_answers(encoder: Encoder, spec: Evaluation) -> None:
             "the built-in evaluation does not support data.columns.type Unpaired, whose answers can be bad: remove evaluation, or set "
             "evaluation.command"
         )
-    generated_metrics = _list_generated_metrics(spec)
+    generated_metrics = _list_generated_metrics(recipe, spec)
     if columns.text is not None and generated_metrics:
         raise RecipeRefusedError(
             f"evaluation.metrics {', '.join(generated_metrics)} compare answers, but the rows are texts without answers: set Loss "
@@ -133,7 +137,9 @@ def _check_answers(encoder: Encoder, spec: Evaluation) -> None:
         )
 
 
-def _list_generated_metrics(spec: Evaluation) -> list[Metric]:
+def _list_generated_metrics(recipe: Recipe, spec: Evaluation) -> list[Metric]:
+    if task.of_recipe(recipe) == "RewardModel":
+        return []
     return [metric for metric in spec.selected_metrics if metric in GENERATED]
 
 
@@ -142,31 +148,39 @@ def _read_rows(recipe: Recipe, spec: Evaluation, encoder: Encoder) -> Iterator[R
     splits, documents = recipe.data.splits, encoder.documents
     assert splits is not None  # noqa: S101 - load_recipe() refuses a recipe without splits
     columns = documents.columns
+    is_reward_model = task.of_recipe(recipe) == "RewardModel"
     # Texts have no questions, and only generated answers need questions.
-    asks = columns.text is None and bool(spec.generations or _list_generated_metrics(spec))
+    is_generated = not is_reward_model and bool(spec.generations or _list_generated_metrics(recipe, spec))
+    asks = columns.text is None and is_generated
+    # A reward model compares both documents of a preference; other models are evaluated on the first: the prompt with the chosen answer.
+    document_count = 2 if is_reward_model else 1
     with name_refused_row(splits, spec.split.lower(), encoder.counts):
         for batch in read(splits, spec.split.lower(), columns.column_names, may_be_null=[columns.tools]):
             row_parts = zip(
                 documents.of(batch),
+                parse_margins(batch, columns),
                 _render_on_fixed_day(documents, batch),
                 _read_questions(documents, batch, asks=asks),
                 strict=True,
             )
-            # Of a preference, only the first document is evaluated: the prompt with the chosen answer.
-            for (document, *_), fixed_day_document, question in row_parts:
+            for row, margin, fixed_day_row, question in row_parts:
                 # One row, without a label. A row that is dropped has no example.
-                for example in encoder.select_examples([(document,)], [None]):
+                for example in encoder.select_examples([row[:document_count]], [None], [margin]):
                     if asks and question is None:
                         encoder.counts["without a question"] += 1
-                    hashed = example if fixed_day_document is None else Encoded.of(fixed_day_document)
+                    hashed = example
+                    if fixed_day_row is not None:
+                        hashed = Encoded.of(*fixed_day_row[:document_count], margin=margin)
                     yield Row(example, question, hashed.fingerprint)
 
 
-def _render_on_fixed_day(documents: Documents, batch: Mapping[str, list[Any]]) -> Iterator[Document | None]:
-    """Yield the document of each row of a batch, rendered with the fixed date; None if the date changes nothing."""
+def _render_on_fixed_day(
+    documents: Documents, batch: Mapping[str, list[Any]]
+) -> Iterator[tuple[Document, ...] | None]:
+    """Yield the documents of each row of a batch, rendered with the fixed date; None if the date changes nothing."""
     if not documents.depend_on_day:
         return repeat(None, count_rows(batch))
-    return (first for first, *_ in replace(documents, day=_FIXED_DAY).of(batch))
+    return replace(documents, day=_FIXED_DAY).of(batch)
 
 
 def _read_questions(

@@ -1,7 +1,8 @@
-"""Parses the values of the columns of an example: texts, conversations, tools and labels."""
+"""Parses the values of the columns of an example: texts, conversations, tools, labels and margins."""
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from finetune_trainer.examples import chat_messages
@@ -41,6 +42,34 @@ def parse_labels(rows: Mapping[str, list[Any]], columns: Columns) -> list[bool |
             offset=index,
         )
     return parsed
+
+
+def parse_margins(rows: Mapping[str, list[Any]], columns: Columns) -> list[float | None]:
+    """Return for each row of a batch of columns by how much its chosen answer is better; None for each row if the columns have no margin.
+
+    Splits are read with numbers as text.
+
+    Raises:
+        RowError: the margin of a row is not a finite number.
+    """
+    column = columns.margin
+    if column is None:
+        return [None] * count_rows(rows)
+    return [_parse_margin(value, column, index) for index, value in enumerate(rows[column])]
+
+
+def _parse_margin(value: Any, column: str, index: int) -> float:
+    try:
+        margin = float(value)
+    except (TypeError, ValueError):
+        margin = math.nan
+    if not math.isfinite(margin):
+        raise RowError(
+            "MarginValue",
+            f"column {column} of {A_ROW} holds {value!r:.40}, and a margin is a finite number: correct or remove such rows",
+            offset=index,
+        )
+    return margin
 
 
 def _parse_label(value: Any) -> bool | None:

@@ -97,7 +97,7 @@ def find_table_columns(data: Data) -> Columns:
         return columns
     # `Columns` without names has the default names of its type, which are those of the table.
     if columns.type in OBJECTIVES_OF_COLUMNS:
-        return Columns(type=columns.type)
+        return Columns(type=columns.type, margin="margin" if columns.margin else None)
     if data.prepare.conversation is not None or columns.messages is not None:
         return Columns(type="Messages", tools="tools" if columns.tools else None)
     if data.prepare.response_template is not None:

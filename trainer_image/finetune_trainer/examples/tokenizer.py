@@ -107,7 +107,7 @@ class Loaded:
 def pad_id(tokenizer: PreTrainedTokenizerBase) -> int:
     """Return the padding token, or the end-of-text token if the tokenizer has no padding token.
 
-    Padding has no loss and nothing attends to it, so any token will do.
+    Padding has no loss and nothing attends to it, so any token will do. A reward model scores the last token that is not padding.
     """
     token = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
     return int(token)

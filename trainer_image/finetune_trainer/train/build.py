@@ -8,20 +8,28 @@ from typing import TYPE_CHECKING
 from finetune_crds.objective import Dpo as DpoSpec
 from finetune_crds.objective import Kto as KtoSpec
 from finetune_crds.objective import Orpo as OrpoSpec
+from finetune_crds.objective import RewardModel as RewardModelSpec
 from finetune_crds.objective import Simpo as SimpoSpec
 from finetune_crds.training import Method
-from finetune_trainer.examples.tokenizer import check_same_vocabulary, check_vocabulary, load_tokenizer
+from finetune_trainer.examples.tokenizer import (
+    check_same_vocabulary,
+    check_vocabulary,
+    load_tokenizer,
+    pad_id,
+)
 from finetune_trainer.train.model import shard
 from finetune_trainer.train.model.adapters import adapt, pissa
 from finetune_trainer.train.model.adapters.new_tokens import NewTokens
 from finetune_trainer.train.model.checks import parity, recomputation
 from finetune_trainer.train.model.memory import fit
+from finetune_trainer.train.model.network import task
 from finetune_trainer.train.model.network.trained_network import Network, Objective
 from finetune_trainer.train.model.weights import fill, load, merge
 from finetune_trainer.train.objectives.distillation import Distillation, TeacherStates
 from finetune_trainer.train.objectives.dpo import Dpo, Ipo
 from finetune_trainer.train.objectives.kto import Kto
 from finetune_trainer.train.objectives.orpo import Orpo
+from finetune_trainer.train.objectives.reward import RewardModel
 from finetune_trainer.train.objectives.sft import Sft
 from finetune_trainer.train.objectives.simpo import Simpo
 from finetune_trainer.train.runtime.recipe import row_tokens
@@ -120,6 +128,8 @@ def build_network(
         adapted = adapt.adapt(quantized_model, recipe.method, base, new_tokens)
         network = Network(adapted, network.objective, recipe.training.neftune_alpha)
     network.head.chunk_numbers = choice.chunk_numbers
+    if network.head.is_score:
+        task.set_padding(network.base, pad_id(tokenizer))
     mesh = shard.build_mesh(recipe.distributed.strategy, world, recipe.distributed.collective_timeout_seconds)
     recompute_and_shard(network, recipe, choice.kind, mesh)
     fill.fill(
@@ -180,6 +190,8 @@ def build_objective(recipe: Recipe, teacher: Network | None) -> Objective:
     if spec.type == "SimPO":
         simpo = spec.simpo or SimpoSpec()
         return Simpo(simpo.beta, simpo.gamma)
+    if spec.type == "RewardModel":
+        return RewardModel((spec.reward_model or RewardModelSpec()).center_rewards_coefficient)
     if spec.distillation is not None and teacher is not None:
         return Distillation(spec.distillation, teacher)
     raise ValueError(f"objective {spec.type} has no loss")

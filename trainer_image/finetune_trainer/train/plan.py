@@ -32,6 +32,7 @@ from finetune_trainer.train.model import precision, shard
 from finetune_trainer.train.model.adapters import adapt
 from finetune_trainer.train.model.adapters.new_tokens import NewTokens
 from finetune_trainer.train.model.memory import accounting, fit
+from finetune_trainer.train.model.network import task
 from finetune_trainer.train.model.network.trained_network import Network
 from finetune_trainer.train.model.optimizer import compact_adamw
 from finetune_trainer.train.model.optimizer.optimizer import Optimizer
@@ -109,7 +110,7 @@ class Plan:
                 f"graphs over 20 packs of different lengths: {count}, kinds of layers: {layer_kinds}"
             ]
         return [
-            f"{ranks}, activation checkpointing {choice.kind}, logits of {choice.chunk} tokens at a time",
+            f"{ranks}, activation checkpointing {choice.kind}, {choice.describe_chunk()}",
             f"peak memory of a rank: {step.total / _GIB:.1f} GiB ({kinds})",
             f"estimate without a plan: {choice.estimate}",
             f"memory of a rank: {choice.limit / _GIB:.1f} GiB: {fits}",
@@ -226,7 +227,7 @@ def _build_quantized(recipe: Recipe, source: Path, world: World, fake: FakeTenso
 
     model: Any = load.build_skeleton(recipe, source, world)
     new = _add_new_tokens(recipe, model)
-    head = model.get_output_embeddings()
+    head = task.get_output_layer(model)
     excluded_modules = [name for name, module in model.named_modules() if module is head]
     config = load.build_quantization_config(recipe)
     replace_with_bnb_linear(model, excluded_modules, config)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from finetune_trainer.examples.column_values import parse_labels
+from finetune_trainer.examples.column_values import parse_labels, parse_margins
 from finetune_trainer.examples.columns import missing_weights_error
 from finetune_trainer.examples.token_columns import read_documents, token_columns
 from finetune_trainer.pod.exit_status import DataError
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from finetune_trainer.train.data.encode import Encoded, Encoder
 
 _FINGERPRINT = np.dtype("S16")
-_LABELS = "labels.npy"
+_LABELS, _MARGINS = "labels.npy", "margins.npy"
 _TOKENS_PER_WRITE = 1 << 17
 
 
@@ -42,7 +42,8 @@ class Split:
     documents: documents per example.
     reference: log-probabilities of both documents under the reference, fp32 [examples, 2], once computed.
     labels: for unpaired preferences, whether the answer of each example is good, bool [examples].
-    digest: of token ids, loss masks and labels, independent of the order of the input; empty if not computed.
+    margins: for pairs with margins, by how much each chosen answer is better, fp32 [examples].
+    digest: of token ids, loss masks, labels and margins, independent of the order of the input; empty if not computed.
     """
 
     tokens: np.ndarray
@@ -51,6 +52,7 @@ class Split:
     documents: int = 1
     reference: np.ndarray | None = None
     labels: np.ndarray | None = None
+    margins: np.ndarray | None = None
     digest: str = ""
 
     def __len__(self) -> int:
@@ -68,9 +70,13 @@ class Split:
             np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("tokens", "loss_mask", "offsets")
         )
         documents, digest = int(np.load(folder / "documents.npy")), (folder / "digest").read_text("ascii")
-        labels_file = folder / _LABELS
-        label_array = np.load(labels_file, mmap_mode="r") if labels_file.exists() else None
-        return cls(tokens, loss_mask, offsets, documents, labels=label_array, digest=digest)
+        label_array, margin_array = (
+            np.load(folder / name, mmap_mode="r") if (folder / name).exists() else None
+            for name in (_LABELS, _MARGINS)
+        )
+        return cls(
+            tokens, loss_mask, offsets, documents, labels=label_array, margins=margin_array, digest=digest
+        )
 
 
 def tokenize(splits: Splits, name: str, encoder: Encoder, folder: Path, *, prepared: bool = False) -> bool:
@@ -140,11 +146,13 @@ def _encode_examples(splits: Splits, name: str, encoder: Encoder, *, prepared: b
     if prepared:
         document_columns = token_columns(columns)
         names = [column for document in document_columns for column in document]
-        names += [columns.label] if columns.label else []
+        names += [column for column in (columns.label, columns.margin) if column]
         nullable = [document.loss_mask for document in document_columns]
         for rows in read(splits, name, names, may_be_null=nullable, label=columns.label):
             yield from encoder.select_examples(
-                read_documents(rows, document_columns), parse_labels(rows, columns)
+                read_documents(rows, document_columns),
+                parse_labels(rows, columns),
+                parse_margins(rows, columns),
             )
     else:
         with name_refused_row(splits, name, encoder.counts):
@@ -163,6 +171,7 @@ def _spool(examples: Iterable[Encoded], folder: Path) -> None:
         (folder / "fingerprints").open("wb") as fingerprints,
         (folder / "prompts").open("wb") as prompts,
         (folder / "labels").open("wb") as labels_file,
+        (folder / "margins").open("wb") as margins_file,
     ):
         for example in examples:
             tokens.write(example.tokens.data)
@@ -173,12 +182,17 @@ def _spool(examples: Iterable[Encoded], folder: Path) -> None:
                 # The length of the prompt: the answer begins at its first target.
                 prompts.write(np.int32(example.loss_mask.argmax()).data)
                 labels_file.write(np.bool_(example.label).data)
+            if example.margin is not None:
+                margins_file.write(np.float32(example.margin).data)
 
 
 def _write_sorted(unordered: Path, folder: Path, documents: int) -> None:
     """Write the arrays of a Split in the order of the fingerprints, in chunks."""
     order, digest = _sort_fingerprints(unordered)
     (folder / "digest").write_text(digest, "ascii")
+    margins = np.fromfile(unordered / "margins", np.float32)
+    if len(margins):
+        np.save(folder / _MARGINS, margins[order])
     lengths = np.fromfile(unordered / "lengths", np.int32).reshape(-1, documents)
     sizes = lengths.sum(axis=1, dtype=np.int64)
     begins = (np.cumsum(sizes) - sizes)[order]

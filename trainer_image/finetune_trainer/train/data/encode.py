@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from finetune_trainer.examples.column_values import parse_labels
+from finetune_trainer.examples.column_values import parse_labels, parse_margins
 from finetune_trainer.examples.columns import find_table_columns
 from finetune_trainer.examples.documents import Documents
 from finetune_trainer.pod.exit_status import DataError
@@ -44,21 +44,24 @@ class Encoded:
     loss_mask: whether the token is a target of the loss, bool [tokens].
     lengths: tokens in each document, int32 [documents]: one document, or the chosen and the rejected one.
     label: for unpaired preferences, whether the answer is good.
+    margin: for pairs, by how much the chosen answer is better, if the data has it.
     """
 
     tokens: np.ndarray
     loss_mask: np.ndarray
     lengths: np.ndarray
     label: bool | None = None
+    margin: float | None = None
 
     @classmethod
-    def of(cls, *documents: Document, label: bool | None = None) -> Encoded:
+    def of(cls, *documents: Document, label: bool | None = None, margin: float | None = None) -> Encoded:
         """Make an example from documents with loss masks."""
         return cls(
             np.array([token for document in documents for token in document.tokens], np.int32),
             np.array([target for document in documents for target in document.loss_mask or ()], np.bool_),
             np.array([len(document.tokens) for document in documents], np.int32),
             label,
+            margin,
         )
 
     @property
@@ -66,6 +69,7 @@ class Encoded:
         """Hash of the whole example, 16 bytes."""
         parts = [part.tobytes() for part in (self.lengths, self.tokens, self.loss_mask)]
         parts += [] if self.label is None else [bytes([self.label])]
+        parts += [] if self.margin is None else [np.float32(self.margin).tobytes()]
         return hashlib.blake2b(b"".join(parts), digest_size=16).digest()
 
 
@@ -105,10 +109,16 @@ class Encoder:
         """
         if self.documents.columns.message_weight is not None:
             self.counts[WEIGHED] += self.documents.count_weighted(rows)
-        return self.select_examples(self.documents.of(rows), parse_labels(rows, self.documents.columns))
+        columns = self.documents.columns
+        return self.select_examples(
+            self.documents.of(rows), parse_labels(rows, columns), parse_margins(rows, columns)
+        )
 
     def select_examples(
-        self, rows: Iterable[tuple[Document, ...]], row_labels: Sequence[bool | None]
+        self,
+        rows: Iterable[tuple[Document, ...]],
+        row_labels: Sequence[bool | None],
+        row_margins: Sequence[float | None],
     ) -> Iterator[Encoded]:
         """Yield an example for each row that is kept; training.truncation decides about rows that are too long.
 
@@ -117,11 +127,12 @@ class Encoder:
         Args:
             rows: the documents of each row.
             row_labels: the label of each row, from `parse_labels`.
+            row_margins: the margin of each row, from `parse_margins`.
 
         Raises:
             DataError: a row is too long and training.truncation is Fail, or it is unknown which tokens are answers.
         """
-        for row, label in zip(rows, row_labels, strict=True):
+        for row, label, margin in zip(rows, row_labels, row_margins, strict=True):
             self.counts["read"] += 1
             documents = self._apply_truncation(row)
             if documents is None:
@@ -132,7 +143,7 @@ class Encoder:
                 self.counts["without a difference"] += 1
             else:
                 self.counts["kept"] += 1
-                yield Encoded.of(*documents, label=label)
+                yield Encoded.of(*documents, label=label, margin=margin)
 
     def _has_target(self, document: Document) -> bool:
         if document.loss_mask is None:

@@ -41,9 +41,12 @@ class Batch:
     examples: indices of the examples in the split, in the order of their documents, int64 [examples]; with two
         documents per example, documents 2i and 2i + 1 belong to examples[i].
     target_at: indices in the flattened rows of the targets that are not IGNORED, ascending, int64 [targets_count].
+    last_at: index in the flattened rows of the last token of each document that is not the padding token, int64 [documents]; a document may
+        end with that token, since it is the end of text of many tokenizers. Documents of padding have none.
     reference: the reference's log-probabilities of both documents of `examples`, fp32 [examples, 2]; None unless the
         split has them.
     labels: whether the answers of `examples` are good, bool [examples]; None unless the split has them.
+    margins: by how much the chosen answers of `examples` are better, fp32 [examples]; None unless the split has them.
     max_seqlen: tokens in the longest document, padding included; the row length for compiled layers.
     tokens: tokens that are not padding.
     targets_count: targets that are not IGNORED.
@@ -57,8 +60,10 @@ class Batch:
     cu_seqlens: torch.Tensor
     examples: torch.Tensor
     target_at: torch.Tensor
+    last_at: torch.Tensor
     reference: torch.Tensor | None
     labels: torch.Tensor | None
+    margins: torch.Tensor | None
     max_seqlen: int
     tokens: int
     targets_count: int
@@ -77,6 +82,10 @@ class Batch:
     def at_targets(self, values: torch.Tensor) -> torch.Tensor:
         """Return the values of a tensor [rows, length, ...] at `target_at`, [targets_count, ...]."""
         return values.flatten(0, 1).index_select(0, self.target_at)
+
+    def at_last_tokens(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the values of a tensor [rows, length, ...] at `last_at`, [documents, ...]."""
+        return values.flatten(0, 1).index_select(0, self.last_at)
 
 
 def pack_examples(lengths: np.ndarray, *, max_length: int, packing: bool) -> list[list[int]]:
@@ -264,10 +273,27 @@ def collate(
         cu_seqlens=torch.from_numpy(cu_seqlens),
         examples=torch.from_numpy(examples),
         target_at=torch.from_numpy(target_at),
+        last_at=torch.from_numpy(starts + _find_last_tokens(tokens, sizes, pad_id)),
         reference=None if split.reference is None else torch.from_numpy(split.reference[examples]),
         labels=None if split.labels is None else torch.from_numpy(split.labels[examples]),
+        margins=None if split.margins is None else torch.from_numpy(split.margins[examples]),
         max_seqlen=max_seqlen,
         tokens=len(tokens),
         targets_count=len(target_at),
         attended=int((sizes**2).sum()),
     )
+
+
+def _find_last_tokens(tokens: np.ndarray, sizes: np.ndarray, pad_id: int) -> np.ndarray:
+    """Return the position in each document of its last token that is not `pad_id`, int64 [documents]; 0 if it has no other token.
+
+    transformers' classes for sequence classification score this token, since they cannot tell padding from a document's own token.
+
+    Args:
+        tokens: of all documents, concatenated.
+        sizes: tokens of each document, at least 1.
+        pad_id: the padding token.
+    """
+    begins = np.cumsum(sizes) - sizes
+    positions = np.arange(len(tokens)) - np.repeat(begins, sizes)
+    return np.maximum.reduceat(np.where(tokens == pad_id, 0, positions), begins) if len(sizes) else sizes

@@ -25,6 +25,7 @@ import torch
 
 from finetune_trainer.examples import answer_end
 from finetune_trainer.examples.stop_tokens import GENERATION_CONFIG, read_stop_tokens
+from finetune_trainer.examples.tokenizer import pad_id
 from finetune_trainer.models import base_reference
 from finetune_trainer.train.checkpoint.shards import get_trained_state
 from finetune_trainer.train.delivery import signature
@@ -32,8 +33,9 @@ from finetune_trainer.train.delivery.lineage import build_metadata, render_model
 from finetune_trainer.train.model import rows
 from finetune_trainer.train.model.adapters import pissa
 from finetune_trainer.train.model.adapters.new_tokens import NewTokens
+from finetune_trainer.train.model.network import task
 from finetune_trainer.train.model.network.trained_network import base_of
-from finetune_trainer.train.model.weights import load, merge, standalone
+from finetune_trainer.train.model.weights import load, merge, score_head, standalone
 
 if TYPE_CHECKING:
     from mlflow.models import ModelSignature
@@ -47,7 +49,11 @@ if TYPE_CHECKING:
 
 # NB: MLflow's transformers flavor looks for these folders.
 MODEL, ADAPTER, _TOKENIZER = "model", "peft", "components/tokenizer"
-_TASK = "text-generation"
+# The task in MLflow, the class of its pipeline in transformers, and the file with the code that serves it.
+_TASKS: dict[task.Task, tuple[str, str, str]] = {
+    "LanguageModel": ("text-generation", "TextGenerationPipeline", "scoring.py"),
+    "RewardModel": ("text-classification", "TextClassificationPipeline", "reward_scoring.py"),
+}
 # transformers' `model_max_length` of a tokenizer without a limit.
 _NO_LIMIT = int(1e30)
 # Packages that a served model needs.
@@ -114,13 +120,19 @@ def write(
         examples: decide on the signature, and on whether the model is served as a chat model.
     """
     recipe = lineage.recipe
+    model_task = task.of_recipe(recipe)
+    is_reward_model = model_task == "RewardModel"
     base_stops = read_stop_tokens(source, trust_remote_code=recipe.model.trust_remote_code)
-    stops = _align_stops(tokenizer, base_stops, chat=examples.chat)
+    # A reward model generates no text.
+    stops = base_stops if is_reward_model else _align_stops(tokenizer, base_stops, chat=examples.chat)
+    if is_reward_model:
+        tokenizer.pad_token_id = pad_id(tokenizer)
     tokenizer.model_max_length = _max_text_tokens(tokenizer, model)
     tokenizer.save_pretrained(folder / _TOKENIZER)
+    mlflow_task, pipeline, _ = _TASKS[model_task]
     flavor: dict[str, Any] = {
-        "task": _TASK,
-        "instance_type": "TextGenerationPipeline",
+        "task": mlflow_task,
+        "instance_type": pipeline,
         "components": ["tokenizer"],
         "tokenizer_type": type(tokenizer).__name__,
     }
@@ -147,12 +159,15 @@ def write(
     for weights_folder in (folder / MODEL, folder / ADAPTER):
         if weights_folder.is_dir():
             tokenizer.save_pretrained(weights_folder)
+            if is_reward_model and weights_folder.name == MODEL:
+                score_head.write_padding(weights_folder, pad_id(tokenizer))
             # NB: an adapter has no generation config, and its base may have other stop tokens.
-            if stops != base_stops or weights_folder.name == ADAPTER:
+            if not is_reward_model and (stops != base_stops or weights_folder.name == ADAPTER):
                 _write_stops(weights_folder, stops, source)
             (weights_folder / "README.md").write_text(render_model_card(lineage), encoding="utf-8")
     flavor["pipeline_model_type"] = _architecture(model)
-    model_signature = signature.infer_signature(examples) if _has_signature(recipe) else None
+    infer = signature.infer_reward_signature if is_reward_model else signature.infer_signature
+    model_signature = infer(examples) if _has_signature(recipe) else None
     _write_mlmodel(
         folder, flavor, model_signature, _build_scoring_settings(recipe, flavor, base, examples), lineage
     )
@@ -289,16 +304,20 @@ def _has_signature(recipe: Recipe) -> bool:
 def _build_scoring_settings(
     recipe: Recipe, flavor: dict[str, Any], base: Origin | None, examples: signature.Examples
 ) -> dict[str, Any]:
-    """Return the settings of the served model, which `scoring` describes."""
+    """Return the settings of the served model, which `scoring` and `reward_scoring` describe."""
     # With `model_binary`, the version contains the base, or a standalone model.
     external_base = base if "model_binary" not in flavor else None
-    return {
-        "input": examples.input,
+    settings = {
         "chat": examples.chat,
         "base": external_base.uri if external_base else None,
         "revision": external_base.revision if external_base else None,
         "adapter": "peft_adaptor" in flavor,
         "trust_remote_code": recipe.model.trust_remote_code,
+    }
+    if task.of_recipe(recipe) == "RewardModel":
+        return settings | {"prompt": examples.prompt, "response": signature.name_response(examples)}
+    return settings | {
+        "input": examples.input,
         "max_new_tokens": signature.MAX_NEW_TOKENS,
         "name": recipe.register_.model if recipe.register_ else recipe.job.name,
     }
@@ -323,13 +342,15 @@ def _write_mlmodel(
     (folder / "requirements.txt").write_text("".join(f"{line}\n" for line in pins), encoding="utf-8")
     _mlflow_conda_env(path=str(folder / _CONDA_ENV), additional_pip_deps=pins)
     _PythonEnv.current().to_yaml(str(folder / _PYTHON_ENV))
-    shutil.copyfile(Path(__file__).with_name(_SCORING), folder / _SCORING)
-    task = signature.CHAT if settings["chat"] else None
+    model_task = task.of_recipe(lineage.recipe)
+    *_, code = _TASKS[model_task]
+    shutil.copyfile(Path(__file__).with_name(code), folder / _SCORING)
+    is_chat_model = settings["chat"] and model_task == "LanguageModel"
     metadata = build_metadata(lineage)
     # NB: MLflow reads the task in the flavor, Databricks in the metadata.
-    if task:
-        metadata = metadata | {"task": task}
-        flavor = flavor | {"inference_task": task}
+    if is_chat_model:
+        metadata = metadata | {"task": signature.CHAT}
+        flavor = flavor | {"inference_task": signature.CHAT}
     mlmodel = Model(signature=model_signature, metadata=metadata)
     mlmodel.add_flavor("transformers", transformers_version=version("transformers"), code=None, **flavor)
     pyfunc.add_to_model(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from finetune_crds import contract
-from finetune_crds.objective import Dpo, Kto, Objective, Orpo, Simpo
+from finetune_crds.objective import Dpo, Kto, Objective, Orpo, RewardModel, Simpo
 from finetune_crds.training import LOW_RANK_METHODS, SOFT_PROMPT_METHODS, Lora, Quantization, SoftPrompt
 
 if TYPE_CHECKING:
@@ -81,6 +81,9 @@ def identify_eval_data(recipe: Recipe, validation: Split | None) -> str | None:
         parameters = [recipe.model.base, recipe.model.revision, kto, *_list_pass_settings(recipe)]
     elif objective.type == "ORPO":
         parameters = [(objective.orpo or Orpo()).model_dump_json()]
+    elif objective.type == "RewardModel":
+        # The coefficient is not part of evaluation losses.
+        parameters = []
     elif objective.type == "SimPO":
         parameters = [(objective.simpo or Simpo()).model_dump_json()]
     else:
@@ -88,7 +91,7 @@ def identify_eval_data(recipe: Recipe, validation: Split | None) -> str | None:
         # they are set, and the fields of other objectives.
         newer = {"teacher_revision", "teacher_trust_remote_code"}
         unset = newer - (objective.distillation.model_fields_set if objective.distillation else set())
-        of_other_objectives = dict.fromkeys(("kto", "orpo", "simpo", "label_smoothing"), True)
+        of_other_objectives = dict.fromkeys(("kto", "orpo", "simpo", "reward_model", "label_smoothing"), True)
         parameters = [objective.model_dump_json(exclude={"distillation": unset, **of_other_objectives})]
     digest = hashlib.blake2b(json.dumps(parameters).encode(), digest_size=8).hexdigest()
     return f"{validation.digest}-{objective.type}-{digest}"
@@ -176,6 +179,9 @@ def _build_objective_params(objective: Objective) -> dict[str, object]:
     if objective.type == "SimPO":
         simpo = objective.simpo or Simpo()
         return {"beta": simpo.beta, "gamma": simpo.gamma}
+    if objective.type == "RewardModel":
+        coefficient = (objective.reward_model or RewardModel()).center_rewards_coefficient
+        return {"center_rewards_coefficient": coefficient} if coefficient else {}
     if objective.distillation is not None:
         return {
             "teacher": objective.distillation.teacher,
@@ -313,7 +319,8 @@ def render_model_card(lineage: Lineage) -> str:
     if lineage.weights_step is not None:
         steps = f"the weights after step {lineage.weights_step} of {result.step}, which have the lowest evaluation loss,"
     resumed = f", continued from the checkpoint {lineage.resumed_from}" if lineage.resumed_from else ""
-    head = "---\nlibrary_name: transformers\npipeline_tag: text-generation\n"
+    pipeline = "text-classification" if recipe.objective.type == "RewardModel" else "text-generation"
+    head = f"---\nlibrary_name: transformers\npipeline_tag: {pipeline}\n"
     sections = (
         f"{head}base_model: {recipe.model.base}\n---\n# {name}\n",
         f"{recipe.model.base}, fine-tuned ({recipe.method.type}, {recipe.objective.type}) by the FineTuneJob "

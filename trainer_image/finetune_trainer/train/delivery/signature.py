@@ -29,6 +29,8 @@ MESSAGES = "messages"
 """The name of the input of a chat model."""
 PROMPT = "prompt"
 """The name of the input of a model that takes prompts, if the prompt is not a column of the data."""
+RESPONSE, REWARD = "response", "reward"
+"""The names of the answer in requests to a reward model, and of its output."""
 MAX_NEW_TOKENS = 256
 """The most tokens of an answer, unless a request sets another limit. Source: transformers, TextGenerationPipeline."""
 # Settings of transformers' GenerationConfig and their types in MLflow.
@@ -169,6 +171,26 @@ def _get_answer_text(answer: str | _Messages) -> str:
     if isinstance(answer, str):
         return answer
     return str(chat_messages.messages(chat_messages.rename(answer))[-1]["content"]) if answer else ""
+
+
+def name_response(examples: Examples) -> str:
+    """Return the name of the answer in requests to a reward model."""
+    return RESPONSE if examples.prompt != RESPONSE else f"{RESPONSE}_text"
+
+
+def infer_reward_signature(examples: Examples) -> ModelSignature:
+    """Return the signature of a reward model: a prompt and an answer, or a conversation, and the reward of the answer."""
+    from mlflow.models import ModelSignature
+    from mlflow.types import ColSpec, Schema
+    from mlflow.types.schema import Array, Object, Property
+
+    if examples.chat:
+        message = Object([Property("role", "string"), Property("content", "string")])
+        inputs = Schema([ColSpec(Array(message), name=MESSAGES)])
+    else:
+        names = (examples.prompt, name_response(examples))
+        inputs = Schema([ColSpec("string", name=name) for name in names])
+    return ModelSignature(inputs=inputs, outputs=Schema([ColSpec("double", name=REWARD)]))
 
 
 def infer_signature(examples: Examples) -> ModelSignature:

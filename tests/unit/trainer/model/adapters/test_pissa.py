@@ -73,7 +73,7 @@ def own_logits(network: Network) -> torch.Tensor:
     def computed(
         network: Network, batch: pack.Batch, _hidden: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        captured.append(network.compute_model_logits(batch))
+        captured.append(network.compute_model_outputs(batch))
         return torch.zeros(()), torch.zeros(0)
 
     with network.no_grad_forward(computed):

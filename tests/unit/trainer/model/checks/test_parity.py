@@ -155,7 +155,7 @@ def test_errors_of_memory_and_of_other_ranks_are_not_those_of_the_model(
         def fail(*_args: object, failure: Exception = error, **_options: object) -> None:
             raise failure
 
-        monkeypatch.setattr(network, "compute_model_logits", fail)
+        monkeypatch.setattr(network, "compute_model_outputs", fail)
         with pytest.raises(RuntimeError) as raised:
             parity.check(network, CPU, subject(is_packed=True))
         assert raised.value is error

@@ -14,6 +14,7 @@ from finetune_crds.training import SOFT_PROMPT_METHODS, Lora, SoftPrompt
 from finetune_trainer.pod.exit_status import RecipeRefusedError
 from finetune_trainer.train.model.adapters import pissa
 from finetune_trainer.train.model.adapters.new_tokens import NO_TOKENS, NewTokens, embedding_and_head_names
+from finetune_trainer.train.model.network import task
 from finetune_trainer.train.model.network.trained_network import find_towers, is_linear, trained_parameters
 
 if TYPE_CHECKING:
@@ -96,7 +97,8 @@ def _build_lora_config(model: PreTrainedModel, method: Method, new_tokens: NewTo
     ends = embedding_and_head_names(model)
     if new_tokens.ids:
         _check_targets_with_new_tokens(lora.target_modules, ends)
-    tied = model.get_input_embeddings().weight is model.get_output_embeddings().weight
+    head = model.get_output_embeddings()
+    tied = head is not None and model.get_input_embeddings().weight is head.weight
     trained_ends = [end for end in ends if any(_does_name_match(name, end) for name in modules_to_save)]
     if tied:
         # NB: peft keeps the ends tied only if modules_to_save has a name that it recognizes, for example lm_head, but not GPT-2's wte.
@@ -112,7 +114,7 @@ def _build_lora_config(model: PreTrainedModel, method: Method, new_tokens: NewTo
         _check_head_bias_with_new_tokens(model, frozen_ends)
     new_ids_by_layer = {end: list(new_tokens.ids) for end in frozen_ends} if new_tokens.ids else {}
     return peft.LoraConfig(
-        task_type="CAUSAL_LM",
+        task_type=task.PEFT_TASKS[task.of_model(model)],
         r=lora.rank,
         lora_alpha=lora.alpha,
         lora_dropout=lora.dropout,
@@ -130,7 +132,7 @@ def _build_lora_config(model: PreTrainedModel, method: Method, new_tokens: NewTo
     )
 
 
-def _check_targets(model: nn.Module, targets: list[str], tower_names: list[str]) -> None:
+def _check_targets(model: PreTrainedModel, targets: list[str], tower_names: list[str]) -> None:
     """Check that each of targetModules matches a linear layer that processes text."""
     linear = [
         name
@@ -138,6 +140,10 @@ def _check_targets(model: nn.Module, targets: list[str], tower_names: list[str])
         if is_linear(module) and not _is_within(name, tower_names)
     ]
     for target in targets:
+        if target == task.SCORE and task.of_model(model) == "RewardModel":
+            raise RecipeRefusedError(
+                f"method.lora.targetModules {target} is the score head, which is always trained in full: remove it from the list"
+            )
         if not any(_does_name_match(target, name) for name in linear):
             layer_names = sorted({name.rsplit(".", 1)[-1] for name in linear})
             raise RecipeRefusedError(
@@ -170,7 +176,7 @@ def _check_head_bias_with_new_tokens(model: PreTrainedModel, extended_ends: list
 
 def _resolve_modules_to_save(model: PreTrainedModel, method: Method) -> list[str]:
     """Return the layers of modulesToSave as peft matches them: by the end of a name."""
-    tower_names, head = find_towers(model), model.get_output_embeddings()
+    tower_names, head = find_towers(model), task.get_output_layer(model)
     layers = {
         name: module
         for name, module in model.named_modules()
@@ -178,7 +184,11 @@ def _resolve_modules_to_save(model: PreTrainedModel, method: Method) -> list[str
     }
     layers_outside_towers = [layer for layer in layers if not _is_within(layer, tower_names)]
     names: list[str] = []
-    for name in (method.lora or Lora()).modules_to_save:
+    requested = (method.lora or Lora()).modules_to_save
+    if task.of_model(model) == "RewardModel":
+        # peft adds the score head itself, and lists it in adapters whose training continues.
+        requested = [name for name in requested if name not in task.HEAD_NAMES]
+    for name in requested:
         matching_layers = [layer for layer in layers_outside_towers if _does_name_match(name, layer)]
         if not matching_layers:
             layer_names = sorted({layer.rsplit(".", 1)[-1] for layer in layers_outside_towers})

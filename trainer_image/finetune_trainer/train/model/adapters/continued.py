@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from finetune_crds.base import first_mistake
 from finetune_crds.training import Lora
 from finetune_trainer.pod.exit_status import RecipeRefusedError
+from finetune_trainer.train.model.network import task
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -52,6 +53,8 @@ def apply_adapter_config(recipe: Recipe, adapter: Path) -> Recipe:
         raise _refusal(
             recipe, f"is not an adapter of method {recipe.method.type}: set method.type {expected_method}"
         )
+    if task.of_adapter(config) != task.of_recipe(recipe):
+        raise _refusal(recipe, _explain_task(task.of_adapter(config)))
     unsupported_fields = _find_unsupported_fields(config)
     if unsupported_fields:
         raise _refusal(
@@ -76,6 +79,12 @@ def apply_adapter_config(recipe: Recipe, adapter: Path) -> Recipe:
     # NB: `model_copy` skips validation: Lora limits the number of names, but an adapter lists the modules of all layers.
     lora = lora.model_copy(update={"target_modules": target_modules, "modules_to_save": modules_to_save})
     return recipe.model_copy(update={"method": recipe.method.model_copy(update={"lora": lora})})
+
+
+def _explain_task(adapter_task: task.Task) -> str:
+    if adapter_task == "RewardModel":
+        return "is the adapter of a reward model: set objective.type RewardModel"
+    return "is the adapter of a language model, without a score head to continue: set model.adapter Merge"
 
 
 def _find_unsupported_fields(config: Any) -> list[str]:

@@ -109,13 +109,13 @@ def compute_row_mean(weight: Any) -> torch.Tensor:
 
 
 def embedding_and_head_weights(model: PreTrainedModel) -> list[torch.nn.Parameter]:
-    """Return the parameters of the embedding and of the output layer; tied parameters once."""
-    ends = (model.get_input_embeddings(), model.get_output_embeddings())
+    """Return the parameters of the embedding and of the output layer, which a reward model does not have; tied parameters once."""
+    ends = [end for end in (model.get_input_embeddings(), model.get_output_embeddings()) if end is not None]
     return list({id(weight): weight for end in ends for weight in end.parameters()}.values())
 
 
 def embedding_and_head_names(model: PreTrainedModel) -> list[str]:
-    """Return the names of the embedding and of the output layer, for example ["model.embed_tokens", "lm_head"]."""
+    """Return the names of the embedding and of the output layer, for example ["model.embed_tokens", "lm_head"]; only one for a reward model."""
     ends = (model.get_input_embeddings(), model.get_output_embeddings())
     return [name for name, module in model.named_modules() if any(module is end for end in ends)]
 

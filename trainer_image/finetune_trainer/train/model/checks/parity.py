@@ -1,4 +1,4 @@
-"""Compares the logits of training with the logits of the model's own forward pass, before the first step.
+"""Compares the logits of training, or the hidden states of a reward model, with those of the model's own forward pass, before the first step.
 
 The model's own forward pass gets each document alone, with eager attention. Training gets the same documents,
 arranged as in every step: in one packed row, or in padded rows, with the attention of the run.
@@ -254,20 +254,26 @@ def _compare(network: Network, device: torch.device, *, is_packed: bool, is_eage
     )
     first_noisy_row = 3
 
-    def compute(_: Network, _batch: pack.Batch, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return network.head.compute_logits(hidden), hidden
+    def compute_outputs(batch: pack.Batch, hidden: torch.Tensor) -> torch.Tensor:
+        # A reward is one number of a document, which shows little: of reward models, the hidden states of all tokens are compared.
+        if network.head.is_score:
+            return batch.at_targets(network.compute_hidden_states(batch)).float()
+        return network.head.compute_logits(hidden)
+
+    def compute(_: Network, batch: pack.Batch, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return compute_outputs(batch, hidden), hidden
 
     def compute_both(
-        _: Network, _batch: pack.Batch, hidden: torch.Tensor
+        _: Network, batch: pack.Batch, hidden: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         with (
             attention.use_eager_attention(network.base) if is_eager else nullcontext(),
             _add_noise(network, first_noisy_row),
         ):
-            reference_logits = network.compute_model_logits(single_documents)
+            reference_logits = network.compute_model_outputs(single_documents)
         # Virtual tokens precede the tokens of the rows, and training has no logits of them.
         row_length = single_documents.input_ids.shape[1]
-        return network.head.compute_logits(hidden), reference_logits[:, -row_length:].float()
+        return compute_outputs(batch, hidden), reference_logits[:, -row_length:].float()
 
     # NB: some models draw random numbers in evaluation too, and the check must not change those of the training.
     with torch.random.fork_rng([device] if device.type == "cuda" else []):

@@ -84,7 +84,7 @@ def estimate(
     """
     tokens = recipe.training.per_device_batch_size * row_tokens
     # The batch may have fewer logits than a chunk.
-    logits = min(chunk_numbers, tokens * shape.vocabulary)
+    logits = min(chunk_numbers, tokens * shape.outputs)
     step = _Step(shape, recipe, shards, tokens, recompute, logits)
     phases = (
         step.gather_embedding(),

@@ -77,13 +77,19 @@ class Choice:
     def __str__(self) -> str:
         return (
             f"about {self.estimate} of {self.limit / GIB:.1f} GiB; activation checkpointing {self.kind}; "
-            f"logits of {self.chunk} tokens at a time"
+            f"{self.describe_chunk()}"
         )
 
     @property
     def chunk(self) -> int:
         """Tokens of a chunk of the loss."""
-        return max(1, self.chunk_numbers // self.shape.vocabulary)
+        return max(1, self.chunk_numbers // self.shape.outputs)
+
+    def describe_chunk(self) -> str:
+        """Return how many tokens a chunk of the loss has; the loss of a reward model has no chunks."""
+        if self.shape.outputs == 1:
+            return "one reward a document"
+        return f"logits of {self.chunk} tokens at a time"
 
     @property
     def plan(self) -> MemoryPlan:

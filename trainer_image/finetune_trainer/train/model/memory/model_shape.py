@@ -56,7 +56,8 @@ class Shape:
     """Numbers in peft's copy of the embedding with the trained rows of new tokens, and in the gradient of the copy."""
     head: int = 0
     """Trained parameters of the output layer, tied or not."""
-    vocabulary: int = 0
+    outputs: int = 0
+    """Logits per token, or 1 for a reward model."""
     matrices: int = 0
     """Trained parameters in matrices of the layers, which Muon trains."""
     embeddings: int = 0
@@ -108,7 +109,7 @@ class Shape:
             tied=tied,
             copied=_count_copied_numbers(embedding),
             head=_count_numbers(network.head.parameters(), trained=True),
-            vocabulary=network.head.vocabulary,
+            outputs=network.head.outputs,
             matrices=sum(weight.numel() for weight in muon.find_muon_matrices(network)),
             embeddings=_count_numbers(find_embeddings(network)),
             initial=pissa.count_initial_numbers(network.model),

@@ -1,4 +1,4 @@
-"""The output layer of a model: its logits, and losses that compute them in chunks."""
+"""The output layer of a model: its logits or rewards, and losses that compute logits in chunks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from finetune_trainer.train.model.network import chunked_loss
+from finetune_trainer.train.model.network import chunked_loss, task
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,12 +27,14 @@ class Head(nn.Module):
     loss from hidden states, and the layer is gathered and reduced once per batch.
 
     Args:
-        base: a causal language model, without peft's wrapper.
+        base: a language model or a reward model, without peft's wrapper.
     """
 
     def __init__(self, base: PreTrainedModel) -> None:
         super().__init__()
-        self.layer = base.get_output_embeddings()
+        self.layer = task.get_output_layer(base)
+        self.is_score = task.of_model(base) == "RewardModel"
+        """Whether the layer computes the reward of a document from its last token, instead of the logits of each token."""
         self.chunk_numbers = chunked_loss.SMALL_CHUNK_NUMBERS
         """Logits of a chunk, of all its tokens together."""
         self._config: Any = base.config.get_text_config()
@@ -43,17 +45,24 @@ class Head(nn.Module):
 
     @property
     def vocabulary(self) -> int:
-        """The number of logits per token."""
+        """The number of tokens that the model knows."""
         return int(self._config.vocab_size)
+
+    @property
+    def outputs(self) -> int:
+        """The number of logits per token; 1 for a reward."""
+        return 1 if self.is_score else self.vocabulary
 
     @property
     def chunk(self) -> int:
         """The number of tokens in a chunk."""
-        return max(1, self.chunk_numbers // self.vocabulary)
+        return max(1, self.chunk_numbers // self.outputs)
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return the logits of some hidden states, fp32 [..., vocabulary], scaled as the model's own forward does."""
+        """Return the logits of some hidden states, fp32 [..., outputs], scaled as the model's own forward does."""
         logits = _apply(self.layer, hidden).float()
+        if self.is_score:
+            return logits
         config = self._config
         factors = [getattr(config, name, None) for name in ("logit_scale", "lm_head_multiplier")]
         divisor = getattr(config, "logits_scaling", None)

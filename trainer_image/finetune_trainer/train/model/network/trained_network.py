@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
-from finetune_trainer.train.model.network import attention, neftune
+from finetune_trainer.train.model.network import attention, neftune, task
 from finetune_trainer.train.model.network.lm_head import Head
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from finetune_trainer.train.data.pack import Batch
 
     Computation = Callable[["Network", Batch, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
-    """The computation of a forward pass from a batch and the hidden states at its targets: two tensors."""
+    """The computation of a forward pass from a batch and its hidden states, as those of `Objective`: two tensors."""
 
 
 class Objective(Protocol):
@@ -45,7 +45,8 @@ class Objective(Protocol):
         Args:
             network: the network, whose head is gathered.
             batch: the batch.
-            hidden: last hidden states at the targets of the batch [targets, width].
+            hidden: last hidden states at the targets of the batch [targets, width]; those of a reward model are at the last token of
+                each document [documents, width].
         """
 
     def count(self, batch: Batch) -> int:
@@ -82,7 +83,7 @@ class Network(nn.Module):
     It is the root FSDP module: its forward pass computes the loss too.
 
     Args:
-        model: a causal language model, with or without peft's adapters.
+        model: a language model or a reward model, with or without peft's adapters.
         objective: computes the loss of a batch.
         neftune_alpha: scale of the noise on embeddings in training; None: no noise.
     """
@@ -99,7 +100,8 @@ class Network(nn.Module):
     def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the objective's loss and metrics of a batch, or what `no_grad_forward` computes instead."""
         computation = self._computation or self.objective
-        hidden = batch.at_targets(self.compute_hidden_states(batch))
+        states = self.compute_hidden_states(batch)
+        hidden = batch.at_last_tokens(states) if self.head.is_score else batch.at_targets(states)
         outputs: tuple[torch.Tensor, torch.Tensor] = self.head(
             hidden, lambda states: computation(self, batch, states)
         )
@@ -156,13 +158,17 @@ class Network(nn.Module):
         states = decoder(input_ids=batch.input_ids, past_key_values=prompt, use_cache=False)
         return states.last_hidden_state
 
-    def compute_model_logits(self, batch: Batch) -> torch.Tensor:
-        """Return the logits of the model's own forward pass [rows, length, vocabulary]; each row must be one document.
+    def compute_model_outputs(self, batch: Batch) -> torch.Tensor:
+        """Return the logits of the model's own forward pass [rows, length, vocabulary], or the last hidden states [rows, length, width] of
+        a reward model; each row must be one document.
 
         NB: call this only within the forward pass of the network, in which the output layer is gathered.
         """
         model: Any = self.model
-        return model(input_ids=batch.input_ids, use_cache=False, **self._attention_arguments(batch)).logits
+        arguments = {"input_ids": batch.input_ids, "use_cache": False, **self._attention_arguments(batch)}
+        if self.head.is_score:
+            return model(**arguments, output_hidden_states=True).hidden_states[-1]
+        return model(**arguments).logits
 
     def free_gathered_weights(self) -> None:
         """Free the weights that stay gathered after a forward pass without a backward pass: the output layer and the root's group."""
@@ -247,7 +253,7 @@ def is_linear(module: nn.Module) -> bool:
 
 def find_towers(model: PreTrainedModel) -> list[str]:
     """Return the names of the modules that do not process text: image and audio towers and their projectors."""
-    text_modules = (decoder_of(model), model.get_output_embeddings())
+    text_modules = (decoder_of(model), task.get_output_layer(model))
 
     def is_text_module(module: nn.Module) -> bool:
         return any(module is text_module for text_module in text_modules)

@@ -15,8 +15,9 @@ from finetune_crds.training import SoftPrompt
 from finetune_trainer.train.model import rows
 from finetune_trainer.train.model.adapters import adapt, continued, new_tokens
 from finetune_trainer.train.model.adapters.new_tokens import NO_TOKENS, NewTokens
+from finetune_trainer.train.model.network import task
 from finetune_trainer.train.model.network.trained_network import base_of, replace_tensor
-from finetune_trainer.train.model.weights import stored_tensors
+from finetune_trainer.train.model.weights import score_head, stored_tensors
 from finetune_trainer.train.model.weights.load import build_empty_model, load_errors, load_unsharded
 
 if TYPE_CHECKING:
@@ -54,6 +55,8 @@ def fill(
     # `load.load_quantized` loads a quantized base with its weights.
     if recipe.method.type != "QLoRA":
         read_weights(model, recipe.model, source, world, new=NewTokens.of(recipe.model, tokenizer))
+    with load_errors(recipe.model):
+        score_head.initialize_if_new(base_of(model), recipe.model, source, recipe.training.seed)
     if recipe.model.new_tokens:
         new_tokens.initialize_trained_rows(model)
     if adapter is not None:
@@ -101,7 +104,7 @@ def read_weights(
     *,
     new: NewTokens = NO_TOKENS,
 ) -> None:
-    """Read a model's weights into its parameters; each rank reads the rows that it holds.
+    """Read a model's weights into its parameters; each rank reads the rows that it holds. A score head that the files lack is left out.
 
     If the files name the weights differently, or store each expert separately, a rank reads the tensors that its rows are made of.
     Pickles cannot be read in rows: rank 0 loads all of them and broadcasts the weights.
@@ -110,12 +113,15 @@ def read_weights(
         RecipeRefusedError: files are missing, damaged, or of another model.
     """
     targets = _collect_targets(model, new)
+    model_task = task.of_model(base_of(model))
 
     def try_to_read() -> bool:
         with load_errors(spec, field_name):
+            if score_head.is_new(base_of(model), spec, source):
+                targets.pop(score_head.WEIGHT)
             if not stored_tensors.has_safetensors(source):
                 return False
-            for name in _read_parts(targets, _collect_parts(targets, spec, source)):
+            for name in _read_parts(targets, _collect_parts(targets, spec, source, model_task)):
                 world.say(
                     f"{field_name}: its files do not contain the weight {name}, which stays as the code of the model initializes it"
                 )
@@ -123,7 +129,7 @@ def read_weights(
 
     if not world.agree(try_to_read):
         world.say(f"{field_name}: its weights are stored in pickles, so rank 0 loads all of them")
-        _broadcast(targets, spec, source, world, field_name)
+        _broadcast(targets, spec, source, world, field_name, model_task)
 
 
 @dataclass(frozen=True)
@@ -174,7 +180,9 @@ def _collect_targets(model: nn.Module, new: NewTokens) -> dict[str, _Target]:
     return targets
 
 
-def _collect_parts(names: Collection[str], spec: Model, source: Path) -> dict[str, stored_tensors.Part]:
+def _collect_parts(
+    names: Collection[str], spec: Model, source: Path, model_task: task.Task
+) -> dict[str, stored_tensors.Part]:
     """Return the tensors of the files by the names of the model's weights, file by file."""
     parts: dict[str, stored_tensors.Part] = dict(stored_tensors.open_tensors(source))
     if set(names) <= set(parts):
@@ -184,7 +192,9 @@ def _collect_parts(names: Collection[str], spec: Model, source: Path) -> dict[st
     trust = spec.trust_remote_code
     config = AutoConfig.from_pretrained(str(source), trust_remote_code=trust)
     # NB: a new empty model, because the conversion expects the names of transformers, and peft and FSDP have changed those of the model.
-    return stored_tensors.map_layout(build_empty_model(config, torch.float32, trust=trust), parts).parts
+    task.configure(config, model_task, spec.base)
+    empty_model = build_empty_model(config, torch.float32, trust=trust, model_task=model_task)
+    return stored_tensors.map_layout(empty_model, parts).parts
 
 
 def _read_parts(targets: dict[str, _Target], parts: dict[str, stored_tensors.Part]) -> list[str]:
@@ -212,15 +222,24 @@ def _read_parts(targets: dict[str, _Target], parts: dict[str, stored_tensors.Par
     return missing
 
 
-def _broadcast(targets: dict[str, _Target], spec: Model, source: Path, world: World, field_name: str) -> None:
+def _broadcast(
+    targets: dict[str, _Target],
+    spec: Model,
+    source: Path,
+    world: World,
+    field_name: str,
+    model_task: task.Task,
+) -> None:
     """Load all weights on rank 0, and broadcast them one by one."""
 
     def load() -> dict[str, torch.Tensor]:
         if not world.leads:
             return {}
         with load_errors(spec, field_name):
-            model = load_unsharded(spec, source)
-            untied_name = next((name for name, _ in model.named_parameters() if name not in targets), None)
+            model = load_unsharded(spec, source, model_task=model_task)
+            untied_name = next(
+                (name for name, _ in model.named_parameters() if name not in {*targets, score_head.WEIGHT}), None
+            )
             if untied_name is not None:
                 # NB: transformers does not tie weights that have different values in the files.
                 raise ValueError(

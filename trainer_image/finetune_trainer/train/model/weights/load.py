@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from finetune_crds.training import SOFT_PROMPT_METHODS, Quantization
 from finetune_trainer.pod.exit_status import RecipeRefusedError, first_line
 from finetune_trainer.train.model import precision
 from finetune_trainer.train.model.adapters.new_tokens import NO_TOKENS, NewTokens
-from finetune_trainer.train.model.network import attention, dropout
+from finetune_trainer.train.model.network import attention, dropout, task
 from finetune_trainer.train.model.network.trained_network import decoder_of
 from finetune_trainer.train.model.weights import stored_tensors
 
@@ -61,14 +62,24 @@ def build_skeleton(recipe: Recipe, source: Path, world: World, field: str = "mod
     has_soft_prompt = recipe.method.type in SOFT_PROMPT_METHODS
     with load_errors(recipe.model, field):
         config = AutoConfig.from_pretrained(str(source), trust_remote_code=recipe.model.trust_remote_code)
-        check_not_quantized(config, f"{field} {recipe.model.base}")
+        subject = f"{field} {recipe.model.base}"
+        check_not_quantized(config, subject)
         _check_context(config, recipe, field)
-        model = build_empty_model(config, precision.base_dtype(recipe), trust=recipe.model.trust_remote_code)
+        model_task = task.of_recipe(recipe)
+        task.configure(config, model_task, subject)
+        build = partial(
+            build_empty_model,
+            config,
+            precision.base_dtype(recipe),
+            trust=recipe.model.trust_remote_code,
+            model_task=model_task,
+        )
+        model = build()
         if _has_untied_values(model, source):
             config.tie_word_embeddings = False
-            model = build_empty_model(
-                config, precision.base_dtype(recipe), trust=recipe.model.trust_remote_code
-            )
+            model = build()
+        if model_task == "RewardModel":
+            task.check_score_head(model, subject)
     if recipe.objective.type in COLUMNS_OF_OBJECTIVE:
         # NB: before the choice of attention, which depends on dropout.
         dropout.remove(model, f"{field} {recipe.model.base}")
@@ -88,13 +99,16 @@ def _has_untied_values(model: PreTrainedModel, source: Path) -> bool:
     )
 
 
-def build_empty_model(config: Any, dtype: torch.dtype, *, trust: bool) -> PreTrainedModel:
+def build_empty_model(
+    config: Any, dtype: torch.dtype, *, trust: bool, model_task: task.Task = "LanguageModel"
+) -> PreTrainedModel:
     """Build a model with parameters on the meta device and real buffers, because the files lack most buffers."""
     from accelerate import init_empty_weights
-    from transformers import AutoModelForCausalLM
 
     with init_empty_weights(include_buffers=False):
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=trust)
+        model: PreTrainedModel = task.get_auto_class(model_task).from_config(
+            config, dtype=dtype, trust_remote_code=trust
+        )
     # NB: parameters that are created on the meta device are not tied.
     model.tie_weights()
     # Only buffers: FSDP casts all parameters in each pass.
@@ -116,24 +130,42 @@ def fp32_name_filter(model: PreTrainedModel, dtype: torch.dtype) -> Callable[[st
     return lambda name: pattern.search(name) is not None
 
 
-def load_unsharded(spec: Model, source: Path, device: str | None = None) -> PreTrainedModel:
-    """Load a model with all weights, in their stored dtype.
+def load_unsharded(
+    spec: Model, source: Path, device: str | None = None, *, model_task: task.Task | None = None
+) -> PreTrainedModel:
+    """Load a model with all weights, in their stored dtype; a score head that the files lack gets random values.
 
     Args:
         spec: the model.
         source: its folder.
         device: None: the host; `meta`: a model without values.
+        model_task: the task; None: that of the architectures in its config.
 
     Raises:
         OSError, ValueError, KeyError, SafetensorError: the model cannot be loaded.
     """
-    from transformers import AutoModelForCausalLM
-
-    return AutoModelForCausalLM.from_pretrained(
+    if model_task is None:
+        model_task = read_task(spec, source)
+    model: PreTrainedModel = task.get_auto_class(model_task).from_pretrained(
         str(source),
         trust_remote_code=spec.trust_remote_code,
         dtype="auto",
         device_map=None if device is None else {"": device},
+        **task.build_load_options(model_task),
+    )
+    return model
+
+
+def read_task(spec: Model, source: Path) -> task.Task:
+    """Return the task of the model in a folder.
+
+    Raises:
+        OSError, ValueError: the folder has no config that can be read.
+    """
+    from transformers import AutoConfig
+
+    return task.of_config(
+        AutoConfig.from_pretrained(str(source), trust_remote_code=spec.trust_remote_code)
     )
 
 
@@ -152,17 +184,16 @@ def load_quantized(
     Raises:
         RecipeRefusedError: the base model cannot be loaded.
     """
-    from transformers import AutoModelForCausalLM
-
-    config = build_quantization_config(recipe)
+    config, model_task = build_quantization_config(recipe), task.of_recipe(recipe)
     with load_errors(recipe.model):
-        model = AutoModelForCausalLM.from_pretrained(
+        model = task.get_auto_class(model_task).from_pretrained(
             str(source),
             trust_remote_code=recipe.model.trust_remote_code,
             dtype=config.bnb_4bit_compute_dtype,
             attn_implementation=skeleton.config._attn_implementation,  # noqa: SLF001 - where transformers keeps it
             device_map={"": world.device},
             quantization_config=config,
+            **task.build_load_options(model_task),
         )
     # NB: whether weights are tied follows from their values, as in the skeleton: the files' config may say otherwise.
     model.config.tie_word_embeddings = skeleton.config.tie_word_embeddings
@@ -171,7 +202,8 @@ def load_quantized(
     if recipe.objective.type in COLUMNS_OF_OBJECTIVE:
         dropout.remove(model)
     new_tokens.enlarge(model)
-    return model.requires_grad_(False)
+    frozen: PreTrainedModel = model.requires_grad_(False)
+    return frozen
 
 
 def build_quantization_config(recipe: Recipe) -> Any:

@@ -13,7 +13,7 @@ from finetune_trainer.models.cache import Cache
 from finetune_trainer.pod.exit_status import RecipeRefusedError
 from finetune_trainer.train.model.adapters import continued
 from finetune_trainer.train.model.adapters.new_tokens import NO_TOKENS, NewTokens
-from finetune_trainer.train.model.network import family
+from finetune_trainer.train.model.network import family, task
 from finetune_trainer.train.model.weights import load, stored_tensors
 from finetune_trainer.train.model.weights.standalone import Standalone, save
 
@@ -134,8 +134,9 @@ def merge_into_base(
                 f"name the base, {config.base_model_name_or_path}",
                 reason="ModelNotLoadable",
             )
+        model_task = _find_task(config, spec, base)
         if _needs_whole_base(config, base):
-            model = load.load_unsharded(spec, base)
+            model = load.load_unsharded(spec, base, model_task=model_task)
             new_tokens.enlarge(model)
             adapted = load_adapter(model, adapter)
             _untie_adapted(adapted.get_base_model(), _clone_parameter)
@@ -144,7 +145,11 @@ def merge_into_base(
             streamed = None
         else:
             streamed = Standalone(
-                spec, base, new_tokens=new_tokens, adapter_names=_find_replaced_weights(adapter, config)
+                spec,
+                base,
+                new_tokens=new_tokens,
+                adapter_names=_find_replaced_weights(adapter, config),
+                model_task=model_task,
             )
             adapted = load_adapter(streamed.model, adapter)
             _untie_adapted(adapted.get_base_model(), streamed.clone_parameter)
@@ -154,6 +159,12 @@ def merge_into_base(
         save(merged, directory, base)
     else:
         streamed.save(directory)
+
+
+def _find_task(config: Any, spec: Model, base: Path) -> task.Task:
+    """Return the task of an adapter on its base: a reward model if the adapter or the base is one."""
+    is_reward_model = "RewardModel" in (task.of_adapter(config), load.read_task(spec, base))
+    return "RewardModel" if is_reward_model else "LanguageModel"
 
 
 def copy_base(base: Path, spec: Model, directory: Path, field: str = "model.base") -> None:

@@ -22,8 +22,9 @@ from finetune_trainer.train.model.adapters.new_tokens import (
     NewTokens,
     embedding_and_head_weights,
 )
+from finetune_trainer.train.model.network import task
 from finetune_trainer.train.model.network.trained_network import replace_tensor
-from finetune_trainer.train.model.weights import load, stored_tensors
+from finetune_trainer.train.model.weights import load, score_head, stored_tensors
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -50,10 +51,12 @@ def save(model: Any, folder: Path, source: Path, **options: Any) -> None:
     from transformers import GenerationConfig
 
     # NB: transformers refuses to write some of the generation configs that it reads, so the file of the base is copied instead.
-    model.generation_config = GenerationConfig.from_model_config(model.config)
+    is_language_model = task.of_model(model) == "LanguageModel"
+    if is_language_model:
+        model.generation_config = GenerationConfig.from_model_config(model.config)
     model.save_pretrained(folder, max_shard_size=_MAX_SHARD_SIZE, **options)
     generation_config = source / _GENERATION
-    if generation_config.exists():
+    if is_language_model and generation_config.exists():
         shutil.copyfile(generation_config, folder / _GENERATION)
 
 
@@ -68,6 +71,7 @@ class Standalone:
         source: folder of the base.
         new_tokens: tokens that get rows.
         adapter_names: parameters of the base that an adapter replaces; they are read into memory.
+        model_task: the task; None: that of the base. An adapter that is a reward model has the score head that the base lacks.
 
     Raises:
         OSError, ValueError, KeyError, SafetensorError: the base cannot be loaded.
@@ -80,13 +84,19 @@ class Standalone:
         *,
         new_tokens: NewTokens = NO_TOKENS,
         adapter_names: frozenset[str] = frozenset(),
+        model_task: task.Task | None = None,
     ) -> None:
         self._source = source
         # `_files`: the tensors in the files, by their names in the files. `_parts`: the values of parameters and buffers, by their names
         # in the model.
         self._files = stored_tensors.open_tensors(source)
-        self.model: PreTrainedModel = load.load_unsharded(spec, source, device="meta")
+        self.model: PreTrainedModel = load.load_unsharded(
+            spec, source, device="meta", model_task=model_task
+        )
         self._parts = stored_tensors.map_layout(self.model, self._files).parts
+        if score_head.is_new(self.model, spec, source):
+            score = self.model.get_parameter(score_head.WEIGHT)
+            self._parts[score_head.WEIGHT] = torch.zeros(score.shape, dtype=score.dtype)
         self._tie()
         if new_tokens.ids:
             self._extend_parts(new_tokens)
@@ -191,8 +201,8 @@ class Standalone:
                 self._layers[name] = module
         self.model = adapted.unload()
         embedding, head = self.model.get_input_embeddings(), self.model.get_output_embeddings()
-        # As peft does after it has merged.
-        if self.model.config.tie_word_embeddings and embedding.weight is not head.weight:
+        # As peft does after it has merged. A reward model has no output embedding.
+        if self.model.config.tie_word_embeddings and head is not None and embedding.weight is not head.weight:
             self.model.config.tie_word_embeddings = False
 
     def _merge(self, name: str) -> dict[str, torch.Tensor]:
