@@ -38,6 +38,7 @@ _IGNORED_FIELDS: dict[str, Any] = {
         "log_every_steps",
         "early_stopping",
         "select",
+        "monitor",
         "max_skipped_steps",
         # The decay at the end of the run, which depends on its length.
         "decay_steps",

@@ -128,12 +128,25 @@ METRIC_MEMORY = "memory_bytes"  # peak memory of a rank
 METRIC_PLAN_MEMORY = "plan_memory_bytes"  # estimated peak memory of a rank, before the weights are loaded
 METRIC_DATA_WAIT = "data_wait_seconds"
 METRIC_CHECKPOINT_SECONDS = "checkpoint_seconds"  # seconds that steps were blocked by checkpoints
-METRIC_REWARD_MARGIN = "reward_margin"  # DPO, ORPO, SimPO, RewardModel; for KTO, the margin between the two means below
+METRIC_REWARD_MARGIN = (
+    "reward_margin"  # DPO, ORPO, SimPO, RewardModel; for KTO, the margin between the two means below
+)
 METRIC_REWARD_ACCURACY = "reward_accuracy"  # DPO, ORPO, SimPO, RewardModel
 METRIC_REWARD_MEAN = "reward_mean"  # RewardModel: mean over all answers
 METRIC_REWARD_DESIRABLE = "reward_desirable"  # KTO: mean over the good answers
 METRIC_REWARD_UNDESIRABLE = "reward_undesirable"  # KTO: mean over the bad answers
 METRIC_KL = "kl"  # KTO: the estimate of the divergence from the reference
+METRIC_DIVERGENCE = "divergence"  # Distillation: the divergence from the teacher
+EVAL_PREFIX = "eval_"  # before the name of a metric of the objective, on the validation split
+_OBJECTIVE_METRICS = (
+    METRIC_REWARD_MARGIN,
+    METRIC_REWARD_ACCURACY,
+    METRIC_REWARD_MEAN,
+    METRIC_REWARD_DESIRABLE,
+    METRIC_REWARD_UNDESIRABLE,
+    METRIC_KL,
+    METRIC_DIVERGENCE,
+)
 
 # Tags of the MLflow run and of the registered version. A comment begins with the writer of the tag; a tag whose comment names no place
 # is on both. The tags of versions have no dot, hyphen or slash in their names: Unity Catalog does not allow . , - = / : in the key of a
@@ -207,12 +220,8 @@ TRAINING_METRICS = frozenset(
         METRIC_PLAN_MEMORY,
         METRIC_DATA_WAIT,
         METRIC_CHECKPOINT_SECONDS,
-        METRIC_REWARD_MARGIN,
-        METRIC_REWARD_ACCURACY,
-        METRIC_REWARD_MEAN,
-        METRIC_REWARD_DESIRABLE,
-        METRIC_REWARD_UNDESIRABLE,
-        METRIC_KL,
+        *_OBJECTIVE_METRICS,
+        *(f"{EVAL_PREFIX}{name}" for name in _OBJECTIVE_METRICS),
         TAG_EVAL_LOSS,
         TAG_PERPLEXITY,
     }

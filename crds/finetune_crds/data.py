@@ -115,7 +115,11 @@ class Columns(ApiModel):
     @property
     def content_columns(self) -> list[str]:
         """The names of the columns with the content of an example: all columns except the label and the margin."""
-        return [name for field in self._fields if field not in ("label", "margin") and (name := getattr(self, field))]
+        return [
+            name
+            for field in self._fields
+            if field not in ("label", "margin") and (name := getattr(self, field))
+        ]
 
     @property
     def _fields(self) -> tuple[str, ...]:

@@ -31,6 +31,10 @@ _IMMUTABLE_OPTIONAL = ("model", "data", "checkpoint", "register", "output", "eva
 _IMMUTABLE_WITH_DEFAULT = ("method", "objective", "training", "distributed", "trainer", "tracking")
 
 
+# Objectives that compare a chosen with a rejected answer.
+_PAIR_OBJECTIVES = OBJECTIVES_OF_COLUMNS["Preference"]
+
+
 def _cannot_change(field: str) -> Rule:
     message = f"spec.{field} cannot change once the job exists (only suspend, runPolicy and pods can): create a FineTuneJob with another name"
     if field in _IMMUTABLE_WITH_DEFAULT:
@@ -89,6 +93,11 @@ class FineTuneJobSpec(ApiModel):
                 "self.objective.type == 'RewardModel'",
                 "data.columns.margin requires objective.type RewardModel",
                 ".data.columns.margin",
+            ),
+            (
+                f"!has(self.training.monitor) || self.training.monitor == 'Loss' || self.objective.type in {_PAIR_OBJECTIVES}",
+                f"training.monitor Accuracy requires objective.type {join_names(_PAIR_OBJECTIVES, 'or')}",
+                ".training.monitor",
             ),
             (
                 "!has(self.training.neftuneAlpha) || !(self.method.type in ['PrefixTuning', 'PromptTuning'])",

@@ -350,6 +350,9 @@ class Training(ApiModel):
     """Stop when the evaluation loss no longer decreases."""
     select: Literal["Last", "Best"] = "Last"
     """Checkpoint to register: the last one, or the one with the lowest evaluation loss."""
+    monitor: Literal["Loss", "Accuracy"] | None = None
+    """Number of an evaluation by which earlyStopping and select Best decide. Accuracy: share of pairs whose chosen answer is
+    ranked higher, instead of the loss; minDelta is then a share. Default: Loss."""
 
     def warmup_of(self, max_steps: int) -> int:
         """Return the number of warm-up steps in a run of `max_steps` steps."""

@@ -31,6 +31,7 @@ WARNINGS = (
     # What peft says whenever it generates behind a prompt.
     "ignore:Position ids are not supported:UserWarning",
 )
+_PARAMETERS = {name: name.lower() for name in COLUMNS_OF_OBJECTIVE} | {"RewardModel": "rewardModel"}
 BETA, GAMMA, TEMPERATURE, WEIGHT = 0.5, 0.3, 2.0, 0.7
 PROMPT = "What is the red house? "
 
@@ -79,6 +80,7 @@ TABLE = [
     Cell("Full", "ORPO"),
     Cell("Full", "SimPO", ranks=2),
     Cell("Full", "Distillation"),
+    Cell("Full", "RewardModel", ranks=2),
     Cell("LoRA", "SFT", changes={"method.lora.scaling": "RankStabilized", **PISSA}),
     Cell("LoRA", "DPO", merge=True, changes={"method.lora.modulesToSave": ["embed_tokens"]}),
     Cell("LoRA", "KTO", merge=True, changes=PISSA),
@@ -86,18 +88,21 @@ TABLE = [
     Cell("LoRA", "ORPO"),
     Cell("LoRA", "SimPO", merge=True, changes=PISSA),
     Cell("LoRA", "Distillation", changes={"method.lora.modulesToSave": ["norm"]}),
+    Cell("LoRA", "RewardModel", changes={"method.lora.modulesToSave": ["norm"], **PISSA}),
     Cell("DoRA", "SFT", merge=True),
     Cell("DoRA", "DPO"),
     Cell("DoRA", "KTO"),
     Cell("DoRA", "ORPO", merge=True, changes=NEW_TOKENS),
     Cell("DoRA", "SimPO"),
     Cell("DoRA", "Distillation"),
+    Cell("DoRA", "RewardModel", merge=True, changes=NEW_TOKENS),
     # Loaded as anyone would, its base has all of its bits: 4-bit rounding is gone, and with it a little loss.
     Cell("QLoRA", "SFT", ranks=2, merge=True, tolerance=0.02),
     Cell("QLoRA", "DPO", tolerance=0.15, changes={"training.learningRate": 0.01}),
     Cell("QLoRA", "KTO", tolerance=0.15, changes={"training.learningRate": 0.01}),
     Cell("QLoRA", "ORPO", tolerance=0.15, changes={"training.learningRate": 0.01}),
     Cell("QLoRA", "SimPO", tolerance=0.15, changes={"training.learningRate": 0.01}),
+    Cell("QLoRA", "RewardModel", tolerance=0.15, changes={"training.learningRate": 0.01}),
     Cell("PrefixTuning", "SFT", changes=SOFT),
     Cell("PromptTuning", "SFT", changes={**SOFT, "method.softPrompt.initText": "The house is red."}),
 ]
@@ -147,7 +152,7 @@ def pod_of(cell: Cell, pod: Pod, models: Models) -> Pod:
         path = models.preferences if columns == "Preference" else models.unpaired
         pod = pod.but(
             {
-                "objective": {"type": cell.objective, cell.objective.lower(): parameters(cell)},
+                "objective": {"type": cell.objective, _PARAMETERS[cell.objective]: parameters(cell)},
                 "data": {
                     "columns": {"type": columns},
                     "splits": {"type": "Delta", "path": str(path)},
@@ -166,6 +171,8 @@ def parameters(cell: Cell) -> dict[str, Any]:
     """What the loss about an example's two answers has."""
     if cell.objective == "ORPO":
         return {"weight": BETA}
+    if cell.objective == "RewardModel":
+        return {"centerRewardsCoefficient": 0.01}
     options: dict[str, dict[str, Any]] = {"SimPO": {"gamma": GAMMA}, "DPO": {"loss": cell.loss or "Sigmoid"}}
     return {"beta": BETA, **options.get(cell.objective, {})}
 
@@ -198,6 +205,18 @@ def log_odds(means: torch.Tensor) -> torch.Tensor:
     return (odds[:, 0] / odds[:, 1]).log()
 
 
+def rewards(model: Any, pod: Pod) -> torch.Tensor:
+    """The rewards of both documents of each example [examples, 2]: plain forward passes, each document alone."""
+    split = split_of(pod, "validation")
+    documents = [
+        torch.from_numpy(split.tokens[begin:end].copy()).long()
+        for begin, end in zip(split.offsets[:-1], split.offsets[1:], strict=True)
+    ]
+    with torch.no_grad():
+        scores = [model.eval()(input_ids=document.unsqueeze(0)).logits.float() for document in documents]
+    return torch.cat(scores).view(-1, 2)
+
+
 def loss_of_pairs(model: Any, cell: Cell, pod: Pod, base: Any) -> float:
     """The mean loss of an objective about preferences over the validation split, in plain torch."""
     mean = (cell.loss or cell.objective) != "DPO"
@@ -216,6 +235,9 @@ def loss_of_pairs(model: Any, cell: Cell, pod: Pod, base: Any) -> float:
 
 def loss_of(model: Any, cell: Cell, pod: Pod, base: Any, teacher: Any) -> float:
     """The objective's mean loss over the validation split, in plain torch."""
+    if cell.objective == "RewardModel":
+        chosen, rejected = rewards(model, pod).unbind(dim=1)
+        return float(-functional.logsigmoid(chosen - rejected).mean())
     if COLUMNS_OF_OBJECTIVE.get(cell.objective) == "Preference":
         return loss_of_pairs(model, cell, pod, base)
     if cell.objective == "KTO":
@@ -264,7 +286,7 @@ def assert_learned(cell: Cell, outcome: Outcome, tracked: Mlflow) -> None:
         assert margin[10] > 0.1
         assert accuracy[10] > 0.6
         assert outcome.message.train.perplexity is None
-    if cell.objective in ("ORPO", "SimPO"):
+    if cell.objective in ("ORPO", "SimPO", "RewardModel"):
         margin = history(tracked, contract.METRIC_REWARD_MARGIN)
         assert margin[10] > margin[1]
         assert outcome.message.train.perplexity is None
@@ -304,6 +326,58 @@ def with_adapter(cell: Cell, pod: Pod, base: Any) -> tuple[Any, Any]:
     return models
 
 
+def check_reward_model(cell: Cell, pod: Pod, reported: float) -> None:
+    """Load what was registered with transformers, peft and MLflow, and compare the losses and the rewards."""
+    import mlflow
+    import pandas as pd
+    from peft import AutoPeftModelForSequenceClassification
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer, BitsAndBytesConfig
+
+    scoring: Any = None
+    if cell.method != "Full":
+        four_bits = BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=torch.float32,
+        )
+        options = {"quantization_config": four_bits, "dtype": torch.float32} if cell.method == "QLoRA" else {}
+        folder = exported(pod, "peft")
+        # With new tokens, the base has too few rows for the adapter.
+        if not cell.changes.get("model.newTokens"):
+            scoring = AutoPeftModelForSequenceClassification.from_pretrained(folder, num_labels=1, **options)
+            for module in scoring.modules():
+                if hasattr(module, "support_avx512bf16_for_cpu"):
+                    module.support_avx512bf16_for_cpu = False
+            assert loss_of(scoring, cell, pod, None, None) == pytest.approx(reported, rel=1e-4)
+    if cell.method == "Full" or cell.merge:
+        folder = exported(pod, "model")
+        scoring = AutoModelForSequenceClassification.from_pretrained(folder)
+        assert loss_of(scoring, cell, pod, None, None) == pytest.approx(reported, rel=cell.tolerance)
+    if cell.method == "QLoRA":
+        return
+    # Rows of different lengths: the config has the padding token by which the last token is found.
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    rows = [{"prompt": "What is red? ", "response": answer} for answer in ("Red.", "The house is red.")]
+    if cell.method == "Full" or cell.merge:
+        # Prompt and answer are encoded separately, as in training.
+        ids = [
+            [
+                *tokenizer(row["prompt"]).input_ids,
+                *tokenizer(row["response"]).input_ids,
+                tokenizer.eos_token_id,
+            ]
+            for row in rows
+        ]
+        batch = tokenizer.pad({"input_ids": ids}, return_tensors="pt")
+        with torch.no_grad():
+            expected = scoring(input_ids=batch.input_ids, attention_mask=batch.attention_mask).logits[:, 0]
+        served = mlflow.pyfunc.load_model("models:/cell/1").predict(pd.DataFrame(rows))
+        assert served["reward"].tolist() == pytest.approx(expected.tolist(), rel=1e-4)
+        classifier = mlflow.transformers.load_model("models:/cell/1")
+        assert classifier.model.config.pad_token_id == tokenizer.pad_token_id
+
+
 def check(cell: Cell, pod: Pod, models: Models, tracked: Mlflow, capsys: pytest.CaptureFixture[str]) -> None:
     """Train a cell, load what it registered as anyone would, and ask it.
 
@@ -323,6 +397,9 @@ def check(cell: Cell, pod: Pod, models: Models, tracked: Mlflow, capsys: pytest.
     outcome = pod.run() if pod.forked else pod.run_here(capsys)
     assert outcome.code == 0, outcome.output
     assert_learned(cell, outcome, tracked)
+    if cell.objective == "RewardModel":
+        check_reward_model(cell, pod, eval_loss_of(outcome))
+        return
 
     parts = mlflow.transformers.load_model("models:/cell/1", return_type="components")
     base = AutoModelForCausalLM.from_pretrained(models.base)

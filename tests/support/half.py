@@ -103,6 +103,8 @@ def tolerance_of_loss(objective: str, precision: str) -> float:
         "SimPO": 2 * 0.62 * math.sqrt(2 / length) * mean,
         # The mean of an answer, and of the odds of two.
         "ORPO": (1 + odds) * math.sqrt(1 / length) * mean,
+        # The difference of two rewards under a sigmoid of slope 1/2. A reward is computed as a logit is, of one token.
+        "RewardModel": math.sqrt(2) * mean / 2,
     }
     token = math.sqrt(FORWARD) * ROUNDING[precision] * math.sqrt(WIDTH) * DEVIATION
     return _SIGMAS * token * slopes[objective]

@@ -26,6 +26,7 @@ pytestmark = [
 CHOSEN = (
     "Full-DPO",
     "Full-KTO",
+    "Full-RewardModel",
     "LoRA-SimPO",
     "LoRA-Distillation",
     "DoRA-ORPO",

@@ -178,6 +178,10 @@ IN_HALF = [
     Half("QLoRA", "SimPO", 1),
     Half("LoRA", "IPO", 2),
     Half("LoRA", "SimPO", 1),
+    Half("Full", "RewardModel", 2),
+    Half("LoRA", "RewardModel", 1),
+    Half("DoRA", "RewardModel", 2),
+    Half("QLoRA", "RewardModel", 1),
     Half("PromptTuning", "SFT", 1),
     Half("PromptTuning", "SFT", 2),
     Half("PrefixTuning", "SFT", 1),
@@ -186,6 +190,7 @@ IN_HALF = [
     Half("LoRA", "Distillation", 1, precision="FP16"),
     Half("DoRA", "KTO", 2, precision="FP16"),
     Half("QLoRA", "DPO", 1, "Full", precision="FP16"),
+    Half("LoRA", "RewardModel", 2, precision="FP16"),
     Half("PrefixTuning", "SFT", 1, precision="FP16"),
     Half("PromptTuning", "SFT", 2, precision="FP16"),
 ]

@@ -33,7 +33,9 @@ def test_a_model_with_an_unsupported_lm_head_is_refused(
     base_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original_logits = Network.compute_model_outputs
-    monkeypatch.setattr(Network, "compute_model_outputs", lambda self, batch: 2 * original_logits(self, batch))
+    monkeypatch.setattr(
+        Network, "compute_model_outputs", lambda self, batch: 2 * original_logits(self, batch)
+    )
     with networks.alone() as world, pytest.raises(RecipeRefusedError) as refused:
         networks.build(networks.recipe(base_model), base_model, world)
     assert refused.value.message == (

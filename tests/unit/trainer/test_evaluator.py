@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from finetune_crds import contract
 from finetune_crds.training import Training
 from finetune_trainer.train.checkpoint.progress import Progress
 from finetune_trainer.train.data import pack
 from finetune_trainer.train.data.feed import Collator, Examples
-from finetune_trainer.train.evaluator import Evaluator
+from finetune_trainer.train.evaluator import Evaluation, Evaluator
+from finetune_trainer.train.objectives import reward
 from finetune_trainer.train.objectives.dpo import Dpo
 from finetune_trainer.train.objectives.sft import Sft
 from support import networks
@@ -85,6 +87,35 @@ def test_weights_are_kept_where_load_best_asks_and_the_loss_is_the_least() -> No
     assert not evaluator({"evalEverySteps": 1}).should_keep(Progress(best_eval_loss=2.0), 1.9)
 
 
+def test_the_monitored_number_decides() -> None:
+    """By accuracy, an evaluation with a higher loss can be the better one."""
+    early = Evaluation(0.5, {contract.METRIC_REWARD_ACCURACY: 0.75})
+    late = Evaluation(0.9, {contract.METRIC_REWARD_ACCURACY: 0.875})
+    by_loss, by_accuracy = evaluator({}), evaluator({"monitor": "Accuracy"})
+    assert [by_loss.judge(each) for each in (early, late)] == [0.5, 0.9]
+    assert [by_accuracy.judge(each) for each in (early, late)] == [0.25, 0.125]
+
+
+def test_metrics_are_the_means_over_all_examples(base_model: Path, world: World) -> None:
+    recipe = networks.recipe(base_model, objective={"type": "RewardModel"})
+    network = networks.build(recipe, base_model, world)
+    split = networks.random_split(documents=2, examples=5)
+    training = Training.model_validate({"perDeviceEvalBatchSize": 2})
+    rows = [[0, 1], [2], [3, 4]]
+    evaluation = Evaluator(
+        world, network, Collator(world, 1, None), Examples(split, rows), training
+    ).evaluate()
+    chosen, rejected = reward.score(network, pack.collate(split, rows, pad_id=1)).view(-1, 2).unbind(1)
+    assert evaluation.metrics == pytest.approx(
+        {
+            contract.METRIC_REWARD_MARGIN: (chosen - rejected).mean().item(),
+            contract.METRIC_REWARD_ACCURACY: (chosen > rejected).float().mean().item(),
+            contract.METRIC_REWARD_MEAN: (chosen + rejected).mean().item() / 2,
+        },
+        rel=1e-4,
+    )
+
+
 def test_only_a_cross_entropy_has_a_perplexity() -> None:
     assert evaluator({}, Model(Sft())).perplexity(2.0) == pytest.approx(math.exp(2.0))
     assert evaluator({}, Model(Sft())).perplexity(1e9) == math.exp(700.0)
@@ -99,7 +130,7 @@ def test_the_loss_is_the_mean_over_all_targets(base_model: Path, world: World) -
     rows = [[0, 1], [2], [3, 4]]
     collator = Collator(world, 0, None)
     training = Training.model_validate({"perDeviceEvalBatchSize": 2})
-    mean_loss = Evaluator(world, network, collator, Examples(split, rows), training).compute_loss()
+    mean_loss = Evaluator(world, network, collator, Examples(split, rows), training).evaluate().loss
     full_batch = pack.collate(split, rows, pad_id=0)
     with network.no_grad_forward():
         total, _ = network(full_batch)
@@ -121,7 +152,7 @@ def test_an_evaluation_is_abandoned_between_batches(base_model: Path, world: Wor
 
     judge = Evaluator(world, network, Collator(world, 0, None), examples, Training(per_device_batch_size=1))
     with pytest.raises(InterruptedError):
-        judge.compute_loss(stop)
+        judge.evaluate(stop)
     assert calls == [0, 1]
     assert torch.is_grad_enabled()
 
@@ -144,7 +175,7 @@ def test_the_best_saved_weights_are_loaded_at_the_end(
     training = Training.model_validate({"select": "Best", "evalEverySteps": 1})
     judge = Evaluator(world, network, Collator(world, 0, None), examples, training)
     kept_line = "keeping the last weights, with loss 50.0000: no saved checkpoint is better"
-    loss = judge.compute_loss()
+    loss = judge.evaluate().loss
     cases: list[tuple[Any, list[int], float, str]] = [
         (Best(4, 1.0), [4], loss, f"loaded the best weights, of step 4: loss {loss:.4f}"),
         (Best(4, 1e3), [], 50.0, kept_line),
@@ -152,13 +183,14 @@ def test_the_best_saved_weights_are_loaded_at_the_end(
     ]
     capsys.readouterr()  # what the network says when it is built
     for best, loaded, expected, line in cases:
-        best_loss, step = judge.load_best_weights(best, 50.0)
-        assert best_loss == pytest.approx(expected)
+        evaluation, step = judge.load_best_weights(best, Evaluation(50.0, {}))
+        assert evaluation.loss == pytest.approx(expected)
         assert step == (loaded[0] if loaded else None)
         assert (best.loaded, capsys.readouterr().out.strip()) == (loaded, line)
 
 
 def test_the_last_weights_stay_without_load_best(base_model: Path, world: World) -> None:
     best: Any = Best(4, 1.0)
-    assert evaluator({}).load_best_weights(best, 50.0) == (50.0, None)
+    last = Evaluation(50.0, {})
+    assert evaluator({}).load_best_weights(best, last) == (last, None)
     assert best.loaded == []

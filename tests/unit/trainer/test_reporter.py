@@ -11,6 +11,7 @@ import torch
 
 from finetune_crds import contract
 from finetune_trainer.train.checkpoint.progress import Progress
+from finetune_trainer.train.evaluator import Evaluation
 from finetune_trainer.train.model.memory import speed
 from finetune_trainer.train.objectives.dpo import Dpo
 from finetune_trainer.train.reporter import Reporter
@@ -244,20 +245,27 @@ def test_mfu_is_a_share_of_what_all_chips_can_do(
 
 def test_evaluations_are_logged(setup: Setup, capsys: pytest.CaptureFixture[str]) -> None:
     setup.reporter.start(Progress(step=3))
-    setup.reporter.log_base_evaluation(2.0)
-    setup.reporter.log_evaluation(3, 1.0, 2.718)
-    setup.reporter.log_evaluation(4, 0.5, None)
+    setup.reporter.log_base_evaluation(Evaluation(2.0, {}))
+    setup.reporter.log_evaluation(3, Evaluation(1.0, {}), 2.718)
+    setup.reporter.log_evaluation(4, Evaluation(0.5, {contract.METRIC_REWARD_ACCURACY: 0.75}), None)
     setup.reporter.log_final_evaluation(5, 0.4, None)
     assert capsys.readouterr().out.splitlines() == [
         "evaluation before training: loss 2.0000",
         "evaluation at step 3: loss 1.0000  perplexity 2.72",
-        "evaluation at step 4: loss 0.5000",
+        "evaluation at step 4: loss 0.5000  accuracy 0.750",
     ]
     assert setup.logged.entries == [
         (3, {contract.METRIC_STEP: 3, contract.METRIC_MAX_STEPS: 5}),
         (0, {contract.METRIC_BASE_EVAL_LOSS: 2.0, contract.METRIC_EVAL_LOSS: 2.0}),
         (3, {contract.METRIC_EVAL_LOSS: 1.0, contract.METRIC_EVAL_PERPLEXITY: 2.718}),
-        (4, {contract.METRIC_EVAL_LOSS: 0.5, contract.METRIC_EVAL_PERPLEXITY: None}),
+        (
+            4,
+            {
+                contract.METRIC_EVAL_LOSS: 0.5,
+                contract.METRIC_EVAL_PERPLEXITY: None,
+                "eval_reward_accuracy": 0.75,
+            },
+        ),
         (
             5,
             {

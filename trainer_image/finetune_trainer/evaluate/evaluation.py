@@ -185,7 +185,6 @@ class _Evaluator:
             references,
         )
 
-
     def _measure_rewards(self, network: Network, name: str, spec: Model) -> dict[str, float]:
         split, padding = self.rows.split, pad_id(self.tokenizer)
         pair_rewards = rewards.compute_rewards(

@@ -13,7 +13,7 @@ from finetune_trainer.examples.columns import find_table_columns
 from finetune_trainer.examples.token_columns import token_columns
 from finetune_trainer.prep import totals
 from finetune_trainer.prep.counts import Counts
-from finetune_trainer.prep.plan import LABEL
+from finetune_trainer.prep.plan import LABEL, MARGIN
 from finetune_trainer.prep.report import lengths
 from finetune_trainer.prep.spark import session
 from finetune_trainer.prep.spark.counter import Counter
@@ -362,9 +362,10 @@ class Funnel:
         frame = split.with_split(frame, plan.prepare.split_ratios)
         source_column = [steps.SOURCE] if plan.source.sources else []
         label = [LABEL] if plan.form.label else []
+        margin = [MARGIN] if plan.form.margin else []
         ids = [name for document in self._token_columns for name in document]
         return frame.select(
-            steps.ID, *plan.form.columns, *label, *source_column, *ids, steps.TOKENS, steps.SPLIT
+            steps.ID, *plan.form.columns, *label, *margin, *source_column, *ids, steps.TOKENS, steps.SPLIT
         )
 
 

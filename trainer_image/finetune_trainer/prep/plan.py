@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 # Columns of the table.
 MESSAGES, TOOLS = "messages", "tools"
 PROMPT, RESPONSE, CHOSEN, REJECTED = "prompt", "response", "chosen", "rejected"
-COMPLETION, LABEL = "completion", "label"
+COMPLETION, LABEL, MARGIN = "completion", "label", "margin"
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,7 @@ class Form:
     lists: source columns of a preference that hold conversations.
     carried: fields of messages that are kept in addition to role and content.
     label: source column that labels the answer as good or bad, if there is one.
+    margin: source column that says by how much the chosen answer is better, if there is one.
     weight: field of the source's messages with their weight in the loss, if the recipe names it.
     """
 
@@ -54,11 +55,12 @@ class Form:
     lists: tuple[str, ...] = ()
     carried: tuple[str, ...] = ()
     label: str | None = None
+    margin: str | None = None
     weight: str | None = None
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns of the example in the table, other than its label."""
+        """The columns of the example in the table, other than its label and its margin."""
         if self.messages:
             return (MESSAGES, TOOLS) if self.tools else (MESSAGES,)
         return (MESSAGES,) if self.conversation and not self.judged else tuple(self.rendered)
@@ -210,7 +212,7 @@ def _build_form(
     if columns.prompt is not None and judged_answer is not None:
         judged = {CHOSEN: columns.chosen, REJECTED: columns.rejected, COMPLETION: columns.completion}
         answers = {name: column for name, column in judged.items() if column is not None}
-        return _build_preference_form(columns.prompt, answers, columns.label, prepare, conversations)
+        return _build_preference_form(columns, columns.prompt, answers, prepare, conversations)
     required = tuple(name for name in (columns.text, columns.prompt, columns.response) if name is not None)
     rendered = _build_templates(required, prepare)
     content = tuple(dict.fromkeys(column for template in rendered.values() for column in template.columns))
@@ -225,9 +227,9 @@ def _build_form(
 
 
 def _build_preference_form(
+    columns: Columns,
     prompt: str,
     answers: Mapping[str, str],
-    label: str | None,
     prepare: Prepare,
     conversations: Mapping[str, tuple[str, ...]] | None,
 ) -> Form:
@@ -243,7 +245,7 @@ def _build_preference_form(
         raise RecipeRefusedError("; ".join(refusals))
     template = _parse_templates(prepare).get("promptTemplate", Template.of_column(prompt))
     return Form(
-        required=(prompt, *answers.values(), *([label] if label else [])),
+        required=(prompt, *answers.values(), *(name for name in (columns.label, columns.margin) if name)),
         content=tuple(dict.fromkeys([*template.columns, *answers.values()])),
         rendered={PROMPT: template, **{name: Template.of_column(column) for name, column in answers.items()}},
         prompt=prompt,
@@ -252,7 +254,8 @@ def _build_preference_form(
         carried=tuple(
             field for field in chat_messages.CARRIED if any(field in carried_fields[name] for name in lists)
         ),
-        label=label,
+        label=columns.label,
+        margin=columns.margin,
     )
 
 

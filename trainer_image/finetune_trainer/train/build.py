@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from finetune_crds.objective import COLUMNS_OF_OBJECTIVE
 from finetune_crds.objective import Dpo as DpoSpec
 from finetune_crds.objective import Kto as KtoSpec
 from finetune_crds.objective import Orpo as OrpoSpec
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from finetune_crds.contract import MemoryPlan
+    from finetune_crds.objective import Objective as ObjectiveSpec
     from finetune_crds.recipe import Recipe
     from finetune_crds.status_parts import Recomputation
     from finetune_trainer.models.download import Source
@@ -180,6 +182,14 @@ def build_objective(recipe: Recipe, teacher: Network | None) -> Objective:
     spec = recipe.objective
     if spec.type == "SFT":
         return Sft(spec.label_smoothing or 0.0)
+    if spec.type in COLUMNS_OF_OBJECTIVE:
+        return _build_preference_objective(spec)
+    if spec.distillation is not None and teacher is not None:
+        return Distillation(spec.distillation, teacher)
+    raise ValueError(f"objective {spec.type} has no loss")
+
+
+def _build_preference_objective(spec: ObjectiveSpec) -> Objective:
     if spec.type == "DPO":
         dpo = spec.dpo or DpoSpec()
         return Ipo(dpo.beta) if dpo.loss == "IPO" else Dpo(dpo.beta, dpo.label_smoothing)
@@ -190,11 +200,7 @@ def build_objective(recipe: Recipe, teacher: Network | None) -> Objective:
     if spec.type == "SimPO":
         simpo = spec.simpo or SimpoSpec()
         return Simpo(simpo.beta, simpo.gamma)
-    if spec.type == "RewardModel":
-        return RewardModel((spec.reward_model or RewardModelSpec()).center_rewards_coefficient)
-    if spec.distillation is not None and teacher is not None:
-        return Distillation(spec.distillation, teacher)
-    raise ValueError(f"objective {spec.type} has no loss")
+    return RewardModel((spec.reward_model or RewardModelSpec()).center_rewards_coefficient)
 
 
 @dataclass(frozen=True)

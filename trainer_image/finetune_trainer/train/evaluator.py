@@ -1,15 +1,17 @@
-"""Evaluation on the validation split: when it is due, the mean loss, and the effect of the loss on the run."""
+"""Evaluation on the validation split: when it is due, the mean loss and metrics, and their effect on the run."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 
+from finetune_crds import contract
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from finetune_crds.training import Training
     from finetune_trainer.train.checkpoint.checkpointer import Checkpointer
@@ -22,6 +24,18 @@ if TYPE_CHECKING:
 _MAX_EXPONENT = 700.0
 
 
+@dataclass(frozen=True)
+class Evaluation:
+    """The result of an evaluation.
+
+    loss: the mean loss.
+    metrics: the means of the metrics of the objective, by their names in training.
+    """
+
+    loss: float
+    metrics: Mapping[str, float]
+
+
 class Evaluator:
     """Evaluates a network on the validation split of a run.
 
@@ -30,7 +44,7 @@ class Evaluator:
         network: the sharded network.
         collator: makes this rank's batches.
         validation: the split; None: the run evaluates nothing.
-        training: evalEverySteps, earlyStopping, select and the batch size.
+        training: evalEverySteps, earlyStopping, select, monitor and the batch size.
     """
 
     def __init__(
@@ -48,23 +62,35 @@ class Evaluator:
         self._validation = validation
         self._training = training
 
-    def compute_loss(self, before_batch: Callable[[], None] = lambda: None) -> float:
-        """Return the mean loss over the split, on all ranks together; each example is evaluated exactly once.
+    def evaluate(self, before_batch: Callable[[], None] = lambda: None) -> Evaluation:
+        """Return the mean loss and metrics over the split, on all ranks together; each example is evaluated exactly once.
 
         Args:
             before_batch: called before each batch; raises an error to abandon the evaluation.
         """
         assert self._validation is not None  # noqa: S101 - callers check `enabled`
-        total, count = torch.zeros((), dtype=torch.float64, device=self._world.device), 0
+        objective = self._network.objective
+        sum_count = 1 + objective.count_sums()
+        totals, count = torch.zeros(sum_count, dtype=torch.float64, device=self._world.device), 0
         batch_size = self._training.per_device_eval_batch_size or self._training.per_device_batch_size
         with self._network.no_grad_forward():
             for batch in self._collator.batches(self._validation, batch_size):
                 before_batch()
-                loss, _ = self._network(batch.to(self._world.device))
-                total += loss
-                count += self._network.objective.count(batch)
-        loss_sum, losses = self._world.sum_over_ranks(total.item(), count)
-        return loss_sum / max(losses, 1.0)
+                loss, sums = self._network(batch.to(self._world.device))
+                totals[0] += loss
+                totals[1:] += sums
+                count += objective.count(batch)
+        loss_sum, *metric_sums, losses = self._world.sum_over_ranks(*totals.tolist(), count)
+        return Evaluation(loss_sum / max(losses, 1.0), objective.means(metric_sums, losses))
+
+    def judge(self, evaluation: Evaluation) -> float:
+        """Return the loss by which earlyStopping and select judge an evaluation.
+
+        It is the mean loss or, if training.monitor is Accuracy, the zero-one loss: the share of pairs that are ranked the wrong way round.
+        """
+        if self._training.monitor == "Accuracy":
+            return 1.0 - evaluation.metrics[contract.METRIC_REWARD_ACCURACY]
+        return evaluation.loss
 
     def perplexity(self, loss: float) -> float | None:
         """Return exp(loss); None where the objective's loss is not a cross-entropy in nats."""
@@ -79,7 +105,7 @@ class Evaluator:
         return step > progress.evaluated_step
 
     def record(self, progress: Progress, loss: float) -> Progress:
-        """Return the progress with the result of an evaluation after its step."""
+        """Return the progress with the result of an evaluation after its step; `loss` is that of `judge`."""
         best, early_stopping = progress.best_eval_loss, self._training.early_stopping
         min_gain = early_stopping.min_delta if early_stopping else 0.0
         has_gained = best is None or loss < best - min_gain
@@ -91,7 +117,7 @@ class Evaluator:
         )
 
     def should_keep(self, before: Progress, loss: float) -> bool:
-        """Whether select: Best requires a checkpoint of these weights, given the progress before the evaluation."""
+        """Whether select: Best requires a checkpoint of these weights, given the progress before the evaluation and the loss of `judge`."""
         best = before.best_eval_loss
         return self._training.select == "Best" and (best is None or loss < best)
 
@@ -101,26 +127,30 @@ class Evaluator:
         return early_stopping is not None and progress.evals_without_gain >= early_stopping.patience
 
     def load_best_weights(
-        self, checkpointer: Checkpointer, loss: float, before_batch: Callable[[], None] = lambda: None
-    ) -> tuple[float, int | None]:
-        """Load the weights with the lowest evaluation loss if select is Best, and return their loss and their step.
+        self,
+        checkpointer: Checkpointer,
+        evaluation: Evaluation,
+        before_batch: Callable[[], None] = lambda: None,
+    ) -> tuple[Evaluation, int | None]:
+        """Load the weights with the lowest evaluation loss (`judge`) if select is Best, and return their evaluation and their step.
 
         Args:
             checkpointer: stores the best checkpoint.
-            loss: the evaluation loss of the last weights.
-            before_batch: as in `compute_loss`.
+            evaluation: of the last weights.
+            before_batch: as in `evaluate`.
 
         Returns:
-            The loss of the weights, and their step; `loss` and None if the last weights stay.
+            The evaluation of the weights, and their step; `evaluation` and None if the last weights stay.
         """
         if self._training.select != "Best":
-            return loss, None
+            return evaluation, None
         # NB: not progress.best_eval_loss: the storage may have failed when the weights of that loss were saved.
+        loss = self.judge(evaluation)
         step, best_loss = checkpointer.best_step, checkpointer.best_step_loss
         if step is None or best_loss is None or best_loss >= loss:
             self._world.say(f"keeping the last weights, with loss {loss:.4f}: no saved checkpoint is better")
-            return loss, None
+            return evaluation, None
         checkpointer.load_weights(step, self._network.model)
-        loaded_loss = self.compute_loss(before_batch)
-        self._world.say(f"loaded the best weights, of step {step}: loss {loaded_loss:.4f}")
-        return loaded_loss, step
+        loaded_evaluation = self.evaluate(before_batch)
+        self._world.say(f"loaded the best weights, of step {step}: loss {self.judge(loaded_evaluation):.4f}")
+        return loaded_evaluation, step

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from finetune_trainer.train.checkpoint.progress import Progress
     from finetune_trainer.train.data.feed import Feed
     from finetune_trainer.train.data.pack import Batch
-    from finetune_trainer.train.evaluator import Evaluator
+    from finetune_trainer.train.evaluator import Evaluation, Evaluator
     from finetune_trainer.train.model.network.trained_network import Network
     from finetune_trainer.train.model.optimizer.optimizer import Optimizer, StepResult
     from finetune_trainer.train.reporter import Reporter
@@ -132,24 +132,27 @@ class Loop:
             self._watch.check_runaway(step, report.loss)
 
     def _evaluate_base(self) -> None:
-        loss = self.evaluator.compute_loss(self._stop_if_requested)
-        self.progress = replace(self.progress, base_eval_loss=loss, best_eval_loss=loss)
-        self.reporter.log_base_evaluation(loss)
+        evaluation = self.evaluator.evaluate(self._stop_if_requested)
+        self.progress = replace(
+            self.progress, base_eval_loss=evaluation.loss, best_eval_loss=self.evaluator.judge(evaluation)
+        )
+        self.reporter.log_base_evaluation(evaluation)
 
     def _evaluate_if_due(self) -> None:
         if not self.evaluator.is_due(self.progress, self.feed.max_steps):
             return
-        loss, before = self._evaluate(), self.progress
+        loss, before = self.evaluator.judge(self._evaluate()), self.progress
         self.progress = self.evaluator.record(before, loss)
         if self.evaluator.should_keep(before, loss):
             self._checkpoint(best=True)
         if self.evaluator.should_stop(self.progress):
             self.reporter.log_early_stop(self.progress.step, self.progress.evals_without_gain)
 
-    def _evaluate(self) -> float:
-        loss = self.evaluator.compute_loss(self._stop_if_requested)
-        self.reporter.log_evaluation(self.progress.step, loss, self.evaluator.perplexity(loss))
-        return loss
+    def _evaluate(self) -> Evaluation:
+        evaluation = self.evaluator.evaluate(self._stop_if_requested)
+        perplexity = self.evaluator.perplexity(evaluation.loss)
+        self.reporter.log_evaluation(self.progress.step, evaluation, perplexity)
+        return evaluation
 
     def _checkpoint_if_due(self) -> None:
         # NB: saving a step again would wait for the save that its evaluation just began.
@@ -193,11 +196,12 @@ class Loop:
         self._stop_if_requested()
         if not self.evaluator.enabled:
             return None
-        loss = self._evaluate()
+        evaluation = self._evaluate()
         if self.checkpointer is not None:
-            loss, self.weights_step = self.evaluator.load_best_weights(
-                self.checkpointer, loss, self._stop_if_requested
+            evaluation, self.weights_step = self.evaluator.load_best_weights(
+                self.checkpointer, evaluation, self._stop_if_requested
             )
+        loss = evaluation.loss
         self.reporter.log_final_evaluation(self.progress.step, loss, self.evaluator.perplexity(loss))
         self._stop_if_requested()
         return loss

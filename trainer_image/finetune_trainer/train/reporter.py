@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from finetune_trainer.pod.mlflow_run import Tracker
     from finetune_trainer.sinks.feed import Sinks
     from finetune_trainer.train.checkpoint.progress import Progress
+    from finetune_trainer.train.evaluator import Evaluation
     from finetune_trainer.train.model.network.trained_network import Network
     from finetune_trainer.train.runtime.distributed import World
 
@@ -246,17 +247,30 @@ class Reporter:
             },
         )
 
-    def log_base_evaluation(self, loss: float) -> None:
+    def log_base_evaluation(self, evaluation: Evaluation) -> None:
         """Print and log the evaluation of the base model, before the first step."""
-        self._log_metrics(0, {contract.METRIC_BASE_EVAL_LOSS: loss, contract.METRIC_EVAL_LOSS: loss})
-        self._world.say(f"evaluation before training: loss {loss:.4f}")
-
-    def log_evaluation(self, step: int, loss: float, perplexity: float | None) -> None:
-        """Print and log an evaluation."""
-        suffix = "" if perplexity is None else f"  perplexity {perplexity:.2f}"
-        self._world.say(f"evaluation at step {step}: loss {loss:.4f}{suffix}")
+        loss = evaluation.loss
         self._log_metrics(
-            step, {contract.METRIC_EVAL_LOSS: loss, contract.METRIC_EVAL_PERPLEXITY: perplexity}
+            0,
+            {
+                contract.METRIC_BASE_EVAL_LOSS: loss,
+                contract.METRIC_EVAL_LOSS: loss,
+                **_name_metrics(evaluation),
+            },
+        )
+        self._world.say(f"evaluation before training: loss {loss:.4f}{_format_accuracy(evaluation)}")
+
+    def log_evaluation(self, step: int, evaluation: Evaluation, perplexity: float | None) -> None:
+        """Print and log an evaluation."""
+        suffix = _format_accuracy(evaluation) if perplexity is None else f"  perplexity {perplexity:.2f}"
+        self._world.say(f"evaluation at step {step}: loss {evaluation.loss:.4f}{suffix}")
+        self._log_metrics(
+            step,
+            {
+                contract.METRIC_EVAL_LOSS: evaluation.loss,
+                contract.METRIC_EVAL_PERPLEXITY: perplexity,
+                **_name_metrics(evaluation),
+            },
         )
 
     def log_early_stop(self, step: int, evaluations: int) -> None:
@@ -318,15 +332,23 @@ class Reporter:
         return Window(sums=self._make_sums(), count=torch.zeros((), device=self._world.device))
 
     def _make_sums(self) -> torch.Tensor:
-        objective = self._objective
-        sums = len(objective.metrics) if objective.sums is None else objective.sums
-        return torch.zeros(1 + sums, device=self._world.device)
+        return torch.zeros(1 + self._objective.count_sums(), device=self._world.device)
 
     def _compute_mfu(self, window: Window) -> float | None:
         if self._peak_flops is None:
             return None
         flops_per_second = self._flops.count(window.tokens, window.attended) / max(window.seconds, 1e-9)
         return flops_per_second / (self._peak_flops * self._world.size)
+
+
+def _name_metrics(evaluation: Evaluation) -> dict[str, float]:
+    """Return the metrics of an evaluation by their names in MLflow."""
+    return {f"{contract.EVAL_PREFIX}{name}": value for name, value in evaluation.metrics.items()}
+
+
+def _format_accuracy(evaluation: Evaluation) -> str:
+    accuracy = evaluation.metrics.get(contract.METRIC_REWARD_ACCURACY)
+    return "" if accuracy is None else f"  accuracy {accuracy:.3f}"
 
 
 def _format_duration(seconds: float) -> str:

@@ -194,7 +194,7 @@ class Run:
         return checkpointer.begin_on(
             progress,
             examples=data.train.digest,
-            eval_data=lineage.identify_eval_data(self.recipe, data.validation_split),
+            eval_data=lineage.identify_evaluation(self.recipe, data.validation_split),
             max_steps=data.plan.max_steps,
         )
 

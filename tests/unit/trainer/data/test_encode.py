@@ -146,12 +146,16 @@ HIDDEN = "the chat template renders the beginning of a conversation differently 
 def test_documents_without_a_target(tokenizer: PreTrainedTokenizerBase) -> None:
     encoding = encoder(tokenizer, Columns(type="Messages"))
     assert (
-        list(encoding.select_examples([(Document([], []),), (Document([1, 2], [True, False]),)], [None] * 2))
+        list(
+            encoding.select_examples(
+                [(Document([], []),), (Document([1, 2], [True, False]),)], [None] * 2, [None] * 2
+            )
+        )
         == []
     )
     assert dict(encoding.counts) == {"read": 2, "without an answer": 2}
     with pytest.raises(DataError) as refused:
-        list(encoding.select_examples([(Document([1, 2], None),)], [None]))
+        list(encoding.select_examples([(Document([1, 2], None),)], [None], [None]))
     assert (refused.value.reason, refused.value.message) == (
         "ChatTemplate",
         f"{HIDDEN}answers cannot be separated from prompts: set objective.lossOn: LastAnswer or All, or set "

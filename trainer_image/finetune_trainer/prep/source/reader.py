@@ -18,6 +18,7 @@ from pyspark.sql.types import (
     IntegralType,
     MapType,
     NullType,
+    NumericType,
     StringType,
     StructType,
     TimestampNTZType,
@@ -165,6 +166,12 @@ def check(frame: DataFrame, plan: Plan, where: str) -> None:
         if name == form.label:
             if _classify_type(dtype) not in ("label", "text"):
                 raise DataError("WrongColumnType", explain_label_type(name, where, dtype.simpleString()))
+        elif name == form.margin:
+            if not isinstance(dtype, NumericType | StringType):
+                raise DataError(
+                    "WrongColumnType",
+                    f"column {name} of {where} holds {dtype.simpleString()}, and margins are numbers: correct data.columns.margin",
+                )
         elif not isinstance(dtype, ArrayType):
             require_texts(frame, [name], where)
         elif not is_conversation(dtype):

@@ -239,7 +239,7 @@ def build_columns(form: Form) -> list[Column]:
         is_rendered = rendered[PROMPT].isNotNull() & rendered[RESPONSE].isNotNull()
         return [sf.when(is_rendered, sf.array(*messages)).alias(MESSAGES)]
     # The source columns of the prompt and the answers, in the order of (PROMPT, *form.judged).
-    names = [name for name in form.required if name != form.label]
+    names = [name for name in form.required if name not in (form.label, form.margin)]
     columns = dict(zip((PROMPT, *form.judged), names, strict=True))
 
     def build_conversation(name: str, column: str) -> Column:

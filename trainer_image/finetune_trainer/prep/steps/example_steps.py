@@ -8,7 +8,7 @@ from pyspark.sql import functions as sf
 
 from finetune_trainer.examples.columns import find_table_columns
 from finetune_trainer.prep.expressions import jinja_template
-from finetune_trainer.prep.steps import conversations, labels, language, redact, steps, tokens
+from finetune_trainer.prep.steps import conversations, labels, language, margins, redact, steps, tokens
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def flag_rows(frame: DataFrame, plan: Plan) -> DataFrame:
-    """Mark each row that a filter drops, see `steps.flag_rows`, and parse the conversations, tools and labels of all rows."""
+    """Mark each row that a filter drops, see `steps.flag_rows`, and parse the conversations, tools, labels and margins of all rows."""
     # In a mix, `mix.mix_parts` has parsed conversations, tools and labels: to parse tools and labels again changes no
     # row that passes the filters.
     is_mix = steps.MIXED_FROM in frame.columns
@@ -28,7 +28,7 @@ def flag_rows(frame: DataFrame, plan: Plan) -> DataFrame:
     # NB: without a mix, the filters see tools and labels as they are in the source.
     frame = steps.flag_rows(frame, plan)
     frame = conversations.with_tools(frame, plan.form)
-    return labels.with_labels(frame, plan.form)
+    return margins.with_margins(labels.with_labels(frame, plan.form), plan.form)
 
 
 def join_spoken_texts(plan: Plan) -> Column:

@@ -15,7 +15,7 @@ from finetune_trainer.pod.exit_status import DataError
 from finetune_trainer.prep.expressions import plain_text
 from finetune_trainer.prep.expressions.template import quoted
 from finetune_trainer.prep.source import reader
-from finetune_trainer.prep.steps import conversations, labels, steps
+from finetune_trainer.prep.steps import conversations, labels, margins, steps
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -153,10 +153,10 @@ def _count_rows(frames: Sequence[DataFrame]) -> list[int]:
 
 
 def _parse(frame: DataFrame, form: Form) -> DataFrame:
-    """Parse conversations, tools and labels, whose types may differ between the sources."""
+    """Parse conversations, tools, labels and margins, whose types may differ between the sources."""
     frame = conversations.parse(frame, form)
     frame = conversations.with_tools(frame, form)
-    return labels.with_labels(frame, form)
+    return margins.with_margins(labels.with_labels(frame, form), form)
 
 
 def compute_shares(parts: Sequence[Part], counts: Sequence[int]) -> list[float]:

@@ -16,9 +16,9 @@ from finetune_trainer.pod.exit_status import DataError, RecipeRefusedError, firs
 from finetune_trainer.prep.expressions import plain_text
 from finetune_trainer.prep.expressions.jinja_template import REFUSAL
 from finetune_trainer.prep.expressions.template import quoted
-from finetune_trainer.prep.plan import LABEL
+from finetune_trainer.prep.plan import LABEL, MARGIN
 from finetune_trainer.prep.source import condition, reader
-from finetune_trainer.prep.steps import conversations, decontaminate, labels, near
+from finetune_trainer.prep.steps import conversations, decontaminate, labels, margins, near
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -120,17 +120,26 @@ def require_valid_text(frame: DataFrame, form: Form) -> DataFrame:
 
 
 def _has_blank(frame: DataFrame, plan: Plan) -> Column:
-    """Return whether a column that must have a value is null, blank or an invalid label, or the tools are invalid."""
+    """Return whether a column that must have a value is null, blank, or an invalid label or margin, or the tools are invalid."""
     columns = dict.fromkeys([*plan.form.required, *plan.prepare.not_null])
     is_blank = _has_invalid_tools(frame, plan.form.tools) if plan.form.tools else sf.lit(False)
     for name in columns:
-        column = labels.as_boolean(frame, name) if name == plan.form.label else sf.col(quoted(name))
+        column = _get_value(frame, plan.form, name)
         is_blank = is_blank | column.isNull()
         if name in plan.form.spoken:
             is_blank = is_blank | sf.coalesce(conversations.is_blank(name, plan.form), sf.lit(True))
-        elif name != plan.form.label and isinstance(frame.schema[name].dataType, StringType):
+        elif name not in (plan.form.label, plan.form.margin) and isinstance(
+            frame.schema[name].dataType, StringType
+        ):
             is_blank = is_blank | ~column.rlike(r"(?U)\S")
     return is_blank
+
+
+def _get_value(frame: DataFrame, form: Form, name: str) -> Column:
+    """Return the values of a column; null for an invalid label or margin."""
+    if name == form.label:
+        return labels.as_boolean(frame, name)
+    return margins.as_number(name) if name == form.margin else sf.col(quoted(name))
 
 
 def _has_invalid_tools(frame: DataFrame, name: str) -> Column:
@@ -219,6 +228,7 @@ def select_passed(frame: DataFrame, plan: Plan) -> DataFrame:
         ),
         *(sf.col(quoted(name)).cast("string").alias(_split_column(name)) for name in split_columns),
         *([sf.col(quoted(plan.form.label)).alias(labels.COLUMN)] if plan.form.label else []),
+        *([sf.col(quoted(plan.form.margin)).alias(margins.COLUMN)] if plan.form.margin else []),
         *origin,
     )
 
@@ -232,7 +242,7 @@ def identify_examples(frame: DataFrame, plan: Plan) -> DataFrame:
     """Give the rows that passed the filters a fingerprint, and select the columns of an example.
 
     id: a hash of the example as it is, and of the value of splitRatios.key.
-    fingerprint: equal for duplicates: a hash of the example's text, label and weights, or of the text of dedupe.columns. Case and white
+    fingerprint: equal for duplicates: a hash of the example's text, label, margin and weights, or of the text of dedupe.columns. Case and white
         space within lines make no difference; indentation does, since it matters in programs.
     group: the text that decides on the split.
     stratum: the value that has the same share in each split, if splits are stratified.
@@ -243,12 +253,13 @@ def identify_examples(frame: DataFrame, plan: Plan) -> DataFrame:
     form, key, stratum = plan.form, plan.prepare.split_ratios.key, plan.prepare.split_ratios.stratify_by
     example = texts(form)
     structures = _structures_as_json(frame, form)
-    label_and_weights = [sf.col(labels.COLUMN).cast("string")] if form.label else []
-    label_and_weights += [conversations.weights(name) for name in form.spoken if WEIGHT in form.carried]
-    fingerprint = _fingerprint(example + structures + label_and_weights)
+    judgement = [sf.col(labels.COLUMN).cast("string")] if form.label else []
+    judgement += [sf.col(margins.COLUMN).cast("string")] if form.margin else []
+    judgement += [conversations.weights(name) for name in form.spoken if WEIGHT in form.carried]
+    fingerprint = _fingerprint(example + structures + judgement)
     dedupe_texts = [_text(name) for name in plan.prepare.dedupe.columns or []]
     split_key = sf.col(quoted(_split_column(key))) if key else sf.lit(None).cast("string")
-    parts = example + structures + _conversations_as_json(form) + label_and_weights
+    parts = example + structures + _conversations_as_json(form) + judgement
     fields = [part.alias(f"t{number}") for number, part in enumerate(parts)]
     identity = sf.sha2(sf.to_json(sf.struct(*fields, split_key.alias("key"))), 256)
     compared = [_normalize(spoken_texts(form)).alias(near.TEXT)] if plan.prepare.dedupe.near else []
@@ -256,12 +267,13 @@ def identify_examples(frame: DataFrame, plan: Plan) -> DataFrame:
     return frame.select(
         sf.substring(identity, 1, 32).alias(ID),
         (_fingerprint(dedupe_texts) if dedupe_texts else fingerprint).alias(FINGERPRINT),
-        # NB: the group does not depend on label and weights, so that no text is both trained and evaluated on.
+        # NB: the group does not depend on label, margin and weights, so that no text is both trained and evaluated on.
         sf.coalesce(split_key, sf.sha2(_normalize(example + structures), 256)).alias(GROUP),
         *([_text(_split_column(stratum)).alias(STRATUM)] if stratum else []),
         *compared,
         *_render_columns(form),
         *([sf.col(labels.COLUMN).alias(LABEL)] if form.label else []),
+        *([sf.col(margins.COLUMN).alias(MARGIN)] if form.margin else []),
         *([sf.col(MIXED_FROM).alias(SOURCE)] if MIXED_FROM in frame.columns else []),
         *(name for name in (*PLACE, REFUSAL) if name in frame.columns),
     )

@@ -24,7 +24,7 @@ class Progress:
     base_eval_loss: float | None = None
     """Evaluation loss before the first step."""
     best_eval_loss: float | None = None
-    """The least evaluation loss so far."""
+    """The least evaluation loss so far; with training.monitor Accuracy, the least share of pairs that are ranked the wrong way round."""
     best_step: int | None = None
     """Step of the checkpoint with the least evaluation loss. That checkpoint is kept."""
     best_step_loss: float | None = None

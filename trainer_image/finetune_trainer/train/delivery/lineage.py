@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from finetune_crds import contract
-from finetune_crds.objective import Dpo, Kto, Objective, Orpo, RewardModel, Simpo
+from finetune_crds.objective import COLUMNS_OF_OBJECTIVE, Dpo, Kto, Objective, Orpo, RewardModel, Simpo
 from finetune_crds.training import LOW_RANK_METHODS, SOFT_PROMPT_METHODS, Lora, Quantization, SoftPrompt
 
 if TYPE_CHECKING:
@@ -97,6 +97,14 @@ def identify_eval_data(recipe: Recipe, validation: Split | None) -> str | None:
     return f"{validation.digest}-{objective.type}-{digest}"
 
 
+def identify_evaluation(recipe: Recipe, validation: Split | None) -> str | None:
+    """Return an identifier of the evaluation and of the number that earlyStopping and select compare. None without a validation split."""
+    eval_data, monitor = identify_eval_data(recipe, validation), recipe.training.monitor
+    return (
+        eval_data if eval_data is None or monitor is None or monitor == "Loss" else f"{eval_data}-{monitor}"
+    )
+
+
 def _list_pass_settings(recipe: Recipe) -> list[int]:
     """Return what decides on the examples of an evaluation pass: tokens of a document, packing, and the rows on all ranks."""
     training, gang = recipe.training, recipe.distributed
@@ -163,6 +171,19 @@ def build_method_params(recipe: Recipe) -> dict[str, object]:
 
 
 def _build_objective_params(objective: Objective) -> dict[str, object]:
+    if objective.type in COLUMNS_OF_OBJECTIVE:
+        return _build_preference_params(objective)
+    if objective.distillation is not None:
+        return {
+            "teacher": objective.distillation.teacher,
+            **_revision("teacher_revision", objective.distillation.teacher_revision),
+            "temperature": objective.distillation.temperature,
+            "teacher_weight": objective.distillation.weight,
+        }
+    return _smoothing(objective.label_smoothing or 0.0)
+
+
+def _build_preference_params(objective: Objective) -> dict[str, object]:
     if objective.type == "DPO":
         dpo = objective.dpo or Dpo()
         loss = {} if dpo.loss == "Sigmoid" else {"dpo_loss": dpo.loss}
@@ -179,17 +200,8 @@ def _build_objective_params(objective: Objective) -> dict[str, object]:
     if objective.type == "SimPO":
         simpo = objective.simpo or Simpo()
         return {"beta": simpo.beta, "gamma": simpo.gamma}
-    if objective.type == "RewardModel":
-        coefficient = (objective.reward_model or RewardModel()).center_rewards_coefficient
-        return {"center_rewards_coefficient": coefficient} if coefficient else {}
-    if objective.distillation is not None:
-        return {
-            "teacher": objective.distillation.teacher,
-            **_revision("teacher_revision", objective.distillation.teacher_revision),
-            "temperature": objective.distillation.temperature,
-            "teacher_weight": objective.distillation.weight,
-        }
-    return _smoothing(objective.label_smoothing or 0.0)
+    coefficient = (objective.reward_model or RewardModel()).center_rewards_coefficient
+    return {"center_rewards_coefficient": coefficient} if coefficient else {}
 
 
 def _smoothing(share: float) -> dict[str, object]:

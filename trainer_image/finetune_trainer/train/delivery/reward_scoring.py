@@ -93,7 +93,7 @@ class ServedRewardModel(PythonModel):
         return [*tokens, *self._tokenizer(response, add_special_tokens=False).input_ids, end]
 
     def _encode_conversation(self, row: dict[str, Any]) -> list[int]:
-        messages = row.get(_MESSAGES)
+        messages: Any = row.get(_MESSAGES)
         if hasattr(messages, "tolist"):
             messages = messages.tolist()
         if not isinstance(messages, list) or not messages:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch.nn import functional
 
+from finetune_crds import contract
 from finetune_trainer.train.model.network.trained_network import Network, Objective
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ class Distillation(Objective):
         teacher: the frozen teacher, with `TeacherStates` as its objective.
     """
 
-    metrics: ClassVar[tuple[str, ...]] = ("divergence",)
+    metrics: ClassVar[tuple[str, ...]] = (contract.METRIC_DIVERGENCE,)
 
     def __init__(self, spec: Spec, teacher: Network) -> None:
         self.temperature = spec.temperature

@@ -11,8 +11,6 @@ from finetune_crds import contract
 from finetune_trainer.train.objectives.answers import PAIR_METRICS, AnswerObjective, sum_pair_metrics
 
 if TYPE_CHECKING:
-
-
     from finetune_trainer.train.data.pack import Batch
     from finetune_trainer.train.model.network.trained_network import Network
 
@@ -59,9 +57,7 @@ def score(network: Network, batch: Batch) -> torch.Tensor:
         batch: documents of token ids, packed or padded, on the device of the network.
     """
 
-    def compute(
-        network: Network, _batch: Batch, hidden: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def compute(network: Network, _batch: Batch, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         rewards = _compute_rewards(network, hidden)
         return rewards, rewards.new_zeros(0)
 

@@ -53,7 +53,7 @@ def of_model(model: PreTrainedModel) -> Task:
 def get_output_layer(model: PreTrainedModel) -> nn.Module:
     """Return the layer that computes logits or the reward from hidden states."""
     layer: Any = getattr(model, SCORE) if of_model(model) == "RewardModel" else model.get_output_embeddings()
-    return layer  # type: ignore[no-any-return] # transformers declares no type
+    return layer
 
 
 def get_auto_class(task: Task) -> Any:

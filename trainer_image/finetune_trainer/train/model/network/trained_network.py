@@ -53,6 +53,10 @@ class Objective(Protocol):
         """Return the number of losses in a batch: by default one per target."""
         return batch.targets_count
 
+    def count_sums(self) -> int:
+        """Return the number of sums that a batch has for the metrics."""
+        return len(self.metrics) if self.sums is None else self.sums
+
     def means(self, sums: Sequence[float], count: float) -> dict[str, float]:
         """Return the metrics of some batches: by default each sum divided by `count`.
 
@@ -159,8 +163,9 @@ class Network(nn.Module):
         return states.last_hidden_state
 
     def compute_model_outputs(self, batch: Batch) -> torch.Tensor:
-        """Return the logits of the model's own forward pass [rows, length, vocabulary], or the last hidden states [rows, length, width] of
-        a reward model; each row must be one document.
+        """Return the logits of the model's own forward pass [rows, length, vocabulary]; each row must be one document.
+
+        Of a reward model, return the last hidden states [rows, length, width].
 
         NB: call this only within the forward pass of the network, in which the output layer is gathered.
         """

@@ -129,7 +129,7 @@ def read_weights(
 
     if not world.agree(try_to_read):
         world.say(f"{field_name}: its weights are stored in pickles, so rank 0 loads all of them")
-        _broadcast(targets, spec, source, world, field_name, model_task)
+        _broadcast(targets, spec, source, world, field_name=field_name, model_task=model_task)
 
 
 @dataclass(frozen=True)
@@ -227,6 +227,7 @@ def _broadcast(
     spec: Model,
     source: Path,
     world: World,
+    *,
     field_name: str,
     model_task: task.Task,
 ) -> None:
@@ -238,7 +239,8 @@ def _broadcast(
         with load_errors(spec, field_name):
             model = load_unsharded(spec, source, model_task=model_task)
             untied_name = next(
-                (name for name, _ in model.named_parameters() if name not in {*targets, score_head.WEIGHT}), None
+                (name for name, _ in model.named_parameters() if name not in {*targets, score_head.WEIGHT}),
+                None,
             )
             if untied_name is not None:
                 # NB: transformers does not tie weights that have different values in the files.

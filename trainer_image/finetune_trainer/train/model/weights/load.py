@@ -164,9 +164,7 @@ def read_task(spec: Model, source: Path) -> task.Task:
     """
     from transformers import AutoConfig
 
-    return task.of_config(
-        AutoConfig.from_pretrained(str(source), trust_remote_code=spec.trust_remote_code)
-    )
+    return task.of_config(AutoConfig.from_pretrained(str(source), trust_remote_code=spec.trust_remote_code))
 
 
 def load_quantized(

@@ -90,9 +90,7 @@ class Standalone:
         # `_files`: the tensors in the files, by their names in the files. `_parts`: the values of parameters and buffers, by their names
         # in the model.
         self._files = stored_tensors.open_tensors(source)
-        self.model: PreTrainedModel = load.load_unsharded(
-            spec, source, device="meta", model_task=model_task
-        )
+        self.model: PreTrainedModel = load.load_unsharded(spec, source, device="meta", model_task=model_task)
         self._parts = stored_tensors.map_layout(self.model, self._files).parts
         if score_head.is_new(self.model, spec, source):
             score = self.model.get_parameter(score_head.WEIGHT)
