@@ -254,6 +254,29 @@ def test_pairs_come_back_as_two_documents_each(tmp_path: Path, tokenizer: PreTra
 
 
 @pytest.mark.parametrize("kind", ["JSONLines", "Parquet", "Delta"])
+def test_a_pair_keeps_its_margin(kind: str, tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Whatever the type of the column: JSON lines may have whole numbers beside others."""
+    rows = [
+        {
+            "split": "train", "prompt": f"What is {n}? ", "chosen": f"It is {n}.", "rejected": "No" * n,
+            "gap": n if kind == "JSONLines" and n % 2 else n / 4,
+        }
+        for n in range(1, 9)
+    ]  # fmt: skip
+    columns = Columns(type="Preference", margin="gap")
+    splits = write_rows(tmp_path / "rows", kind, rows)
+    split = tokenized(splits, encoder_of(tokenizer, columns), tmp_path / "tokens")
+    assert split is not None
+    assert split.margins is not None
+    chosen = [
+        tokenizer.decode(split.tokens[begin:end])
+        for begin, end in zip(split.offsets[:-1:2], split.offsets[1::2], strict=True)
+    ]
+    expected = {f"What is {row['prompt'][8:-2]}? {row['chosen']}<eos>": row["gap"] for row in rows}
+    assert dict(zip(chosen, split.margins.tolist(), strict=True)) == expected
+
+
+@pytest.mark.parametrize("kind", ["JSONLines", "Parquet", "Delta"])
 def test_an_unpaired_preference_has_a_document_with_the_answer_of_the_next(
     *, kind: str, tmp_path: Path, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -135,8 +135,10 @@ def test_a_fingerprint_tells_examples_apart_by_all_that_they_are() -> None:
         encode.Encoded.of(Document([5, 6, 7], [False, False, True])),
         encode.Encoded.of(Document([5, 6, 8], [False, True, True])),
         encode.Encoded.of(Document([5, 6], [False, True]), Document([7], [True])),
+        encode.Encoded.of(Document([5, 6], [False, True]), Document([7], [True]), margin=0.5),
+        encode.Encoded.of(Document([5, 6], [False, True]), Document([7], [True]), margin=1.5),
     ]
-    assert len({example.fingerprint for example in examples}) == 4
+    assert len({example.fingerprint for example in examples}) == len(examples)
     assert {len(example.fingerprint) for example in examples} == {16}
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from finetune_crds.data import Columns
-from finetune_trainer.examples.column_values import parse_labels
+from finetune_trainer.examples.column_values import parse_labels, parse_margins
 from finetune_trainer.pod.exit_status import DataError
 
 PREFERENCE = Columns(type="Preference")
@@ -26,4 +26,19 @@ def test_what_is_no_label_is_refused_in_a_sentence(value: Any) -> None:
         parse_labels({"thumb": [True, value]}, UNPAIRED)
     assert f"{refused.value.reason}: {refused.value.message}" == (
         f"LabelValue: column thumb of a row holds {value!r}: labels are booleans, 1 and 0, or the texts true and false; correct or remove such rows"
+    )
+
+
+def test_margins_are_finite_numbers() -> None:
+    with_margin = Columns(type="Preference", margin="gap")
+    assert parse_margins({"gap": ["0.5", "-1", "2e1", 3, 0.25]}, with_margin) == [0.5, -1.0, 20.0, 3.0, 0.25]
+    assert parse_margins({"prompt": ["a", "b"]}, PREFERENCE) == [None, None]
+
+
+@pytest.mark.parametrize("value", [None, "large", "nan", "inf", [1.0]])
+def test_what_is_no_margin_is_refused_in_a_sentence(value: Any) -> None:
+    with pytest.raises(DataError) as refused:
+        parse_margins({"gap": ["1", value]}, Columns(type="Preference", margin="gap"))
+    assert f"{refused.value.reason}: {refused.value.message}" == (
+        f"MarginValue: column gap of a row holds {value!r}, and a margin is a finite number: correct or remove such rows"
     )
