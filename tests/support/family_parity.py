@@ -122,6 +122,55 @@ def outcome(base: Path, world: World, *, packing: bool, recomputation: str, refe
     return families.TRAINED if share < _TOLERANCE else f"{name} differs by {share:.1%}"
 
 
+def reward_outcome(model_type: str, folder: Path, world: World) -> str:
+    """Return what the trainer does with a family as a reward model: `families.TRAINED`, why it refuses it, or what is wrong by how much."""
+    base = families.save(model_type, folder)
+    recipe = networks.recipe(base, objective={"type": "RewardModel"})
+    try:
+        merge.fetch(
+            recipe.model,
+            base / "fetched",
+            world,
+            check=lambda config: build.check_base(recipe, config, world),
+        )
+        network = networks.build(recipe, base, world)
+    except PodFailure as error:
+        return error.message.replace(str(base), "BASE")
+    train(network)
+    documents = networks.random_split(documents=2, examples=2)
+    loss, _ = network(pack.collate(documents, [[0, 1]], pad_id=1))
+    loss.backward()
+    reference = _rank_alone(base, documents, _gather(network.head.layer.weight))
+    share, name = Gradients(loss.item(), _gradients(network.base)).difference(reference)
+    return families.TRAINED if share < _TOLERANCE else f"{name} differs by {share:.1%}"
+
+
+def _rank_alone(base: Path, documents: Split, score: torch.Tensor) -> Gradients:
+    """Compute the reward of each document alone with transformers' class, eager attention and a score head."""
+    from transformers import AutoModelForSequenceClassification
+
+    model: Any = AutoModelForSequenceClassification.from_pretrained(
+        base, dtype=torch.float32, attn_implementation="eager", num_labels=1
+    )
+    with torch.no_grad():
+        model.score.weight.copy_(score)
+    train(model)
+    rewards = torch.cat(
+        [
+            model(input_ids=torch.from_numpy(documents.tokens[begin:end]).long()[None], use_cache=False).logits[0]
+            for begin, end in pairwise(documents.offsets.tolist())
+        ]
+    )
+    total = -functional.logsigmoid(rewards[::2] - rewards[1::2]).sum()
+    total.backward()
+    return Gradients(total.item(), _gradients(model))
+
+
+def _gather(weight: Any) -> torch.Tensor:
+    full: torch.Tensor = weight.full_tensor() if hasattr(weight, "full_tensor") else weight
+    return full.detach()
+
+
 def _gradients(model: Any) -> dict[str, torch.Tensor]:
     """Return the gradients of all weights; of weights without one, such as those of an expert without tokens, zero."""
     slopes = {}

@@ -93,6 +93,17 @@ REFUSED: dict[str, tuple[Json, str]] = {
         evaluated({}, data=prepared(columns={"type": "Unpaired"}), objective=KTO),
         "the built-in evaluation does not support data.columns.type Unpaired, whose answers can be bad",
     ),
+    **{
+        f"{field} of a reward model": (
+            evaluated(
+                {field: value},
+                data=prepared(columns={"type": "Preference"}),
+                objective={"type": "RewardModel"},
+            ),
+            "a reward model generates no answers: with objective.type RewardModel, set evaluation.metrics to Loss and Accuracy",
+        )
+        for field, value in (("metrics", ["Perplexity"]), ("generations", 5), ("maxNewTokens", 8))
+    },
     "answers of texts": (
         evaluated({"metrics": ["Loss", "Rouge"]}, data=prepared()),
         "data.columns.type Text has no answers to compare: set evaluation.metrics to Loss and Perplexity",

@@ -14,9 +14,9 @@ from support.refusals import refused
 
 Json = dict[str, Any]
 OF_ANSWERS_AND_METHODS = (
-    "objective.type DPO, KTO, ORPO or SimPO requires method.type Full, LoRA, QLoRA or DoRA"
+    "objective.type DPO, KTO, ORPO, SimPO or RewardModel requires method.type Full, LoRA, QLoRA or DoRA"
 )
-COLUMNS_OF: Json = {"DPO": PREFERENCES, "KTO": UNPAIRED, "ORPO": PREFERENCES}
+COLUMNS_OF: Json = {"DPO": PREFERENCES, "KTO": UNPAIRED, "ORPO": PREFERENCES, "RewardModel": PREFERENCES}
 DISTILLATION: Json = {"type": "Distillation", "distillation": {"teacher": "/models/teacher"}}
 
 
@@ -81,6 +81,7 @@ REFUSED: dict[str, tuple[Json, str]] = {
             (DPO, ("PrefixTuning", "PromptTuning"), OF_ANSWERS_AND_METHODS),
             (KTO, ("PrefixTuning",), OF_ANSWERS_AND_METHODS),
             ({"type": "ORPO"}, ("PromptTuning",), OF_ANSWERS_AND_METHODS),
+            ({"type": "RewardModel"}, ("PrefixTuning",), OF_ANSWERS_AND_METHODS),
             (
                 DISTILLATION,
                 ("QLoRA", "PrefixTuning", "PromptTuning"),
@@ -91,11 +92,11 @@ REFUSED: dict[str, tuple[Json, str]] = {
     },
     "DPO without preferences": (
         job(objective=DPO),
-        "objective.type DPO, ORPO or SimPO requires data.columns.type Preference",
+        "objective.type DPO, ORPO, SimPO or RewardModel requires data.columns.type Preference",
     ),
     "SimPO of judged answers": (
         job(data=prepared(columns=UNPAIRED), objective={"type": "SimPO"}),
-        "objective.type DPO, ORPO or SimPO requires data.columns.type Preference",
+        "objective.type DPO, ORPO, SimPO or RewardModel requires data.columns.type Preference",
     ),
     "the parameters of another objective": (
         job(data=prepared(columns=PREFERENCES), objective=DPO | {"orpo": {}}),
@@ -114,7 +115,7 @@ REFUSED: dict[str, tuple[Json, str]] = {
     ),
     "preferences without DPO": (
         job(data=prepared(columns=PREFERENCES)),
-        "data.columns.type Preference requires objective.type DPO, ORPO or SimPO",
+        "data.columns.type Preference requires objective.type DPO, ORPO, SimPO or RewardModel",
     ),
     "KTO without labels": (
         job(data=prepared(columns=PREFERENCES), objective=KTO),
@@ -123,6 +124,22 @@ REFUSED: dict[str, tuple[Json, str]] = {
     "labels without KTO": (
         job(data=prepared(columns=UNPAIRED)),
         "data.columns.type Unpaired requires objective.type KTO",
+    ),
+    "parameters of reward models without one": (
+        job(data=prepared(columns=PREFERENCES), objective=DPO | {"rewardModel": {}}),
+        "rewardModel can be set only when type is RewardModel",
+    ),
+    "a margin without a reward model": (
+        job(data=prepared(columns=PREFERENCES | {"margin": "gap"}), objective=DPO),
+        "data.columns.margin requires objective.type RewardModel",
+    ),
+    "a margin of an answer": (
+        job(data=prepared(columns=UNPAIRED | {"margin": "gap"}), objective=KTO),
+        "margin can be set only when type is Preference",
+    ),
+    "accuracy without pairs": (
+        job(training={"monitor": "Accuracy"}),
+        "training.monitor Accuracy requires objective.type DPO, ORPO, SimPO or RewardModel",
     ),
     "parameters of KTO without KTO": (
         job(objective={"kto": {"beta": 0.2}}),
@@ -360,6 +377,14 @@ ACCEPTED: dict[str, Json] = {
         data=prepared(columns=PREFERENCES), objective={"type": "ORPO"}, training={"neftuneAlpha": 5}
     ),
     "SimPO": job(data=prepared(columns=PREFERENCES), objective={"type": "SimPO", "simpo": {"gamma": 0}}),
+    "RewardModel": job(
+        data=prepared(columns=PREFERENCES | {"margin": "gap"}),
+        objective={"type": "RewardModel", "rewardModel": {"centerRewardsCoefficient": 0.01}},
+        method={"type": "QLoRA"},
+        training={"evalEverySteps": 10, "select": "Best", "monitor": "Accuracy"},
+        evaluation={"metrics": ["Loss", "Accuracy"], "generations": 0},
+        register={"model": "rewards"},
+    ),
     "KTO": job(
         data=prepared(columns=UNPAIRED, promptTemplate="Q: {prompt}", minPromptChars=2, conversation={}),
         objective=KTO | {"kto": {"beta": 0.2, "desirableWeight": 1.3}},

@@ -27,7 +27,10 @@ TOOLS = {
     "TrainingArguments": TRAINING_ARGUMENTS,
     "TRL": [
         *TRAINING_ARGUMENTS,
-        *(("trl", f"trainer/{name.lower()}_config.py", f"{name}Config") for name in ("SFT", "DPO", "KTO", "Reward")),
+        *(
+            ("trl", f"trainer/{name.lower()}_config.py", f"{name}Config")
+            for name in ("SFT", "DPO", "KTO", "Reward")
+        ),
         *(
             ("trl", f"experimental/{name.lower()}/{name.lower()}_config.py", f"{name}Config")
             for name in ("ORPO", "CPO")

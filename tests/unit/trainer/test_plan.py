@@ -112,6 +112,10 @@ CASES: list[tuple[str, str, int, dict[str, Any]]] = [
     # Gradients of earlier passes are a fifth, and are summed up in fp32 between replicas.
     ("Full", "Selective", 1, ACCUMULATES),
     ("Full", "None", 2, {**ACCUMULATES, "optimizer": {"weights": "BF16"}, "strategy": "DDP"}),
+    # No output layer, and no logits: with two documents of each example, half as many examples.
+    ("Full", "Full", 2, {"objective": {"type": "RewardModel"}, "perDeviceBatchSize": 1}),
+    ("LoRA", "Selective", 1, {"objective": {"type": "RewardModel"}, "perDeviceBatchSize": 1}),
+    ("QLoRA", "Full", 2, {"objective": {"type": "RewardModel"}, "perDeviceBatchSize": 1}),
 ]
 
 

@@ -6,9 +6,9 @@ import shutil
 from typing import TYPE_CHECKING
 
 from finetune_trainer.evaluate import model
-from finetune_trainer.examples.tokenizer import load_tokenizer
+from finetune_trainer.examples.tokenizer import load_tokenizer, pad_id
 from finetune_trainer.models import base_reference
-from finetune_trainer.train.model.weights import merge
+from finetune_trainer.train.model.weights import load, merge, score_head
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -52,5 +52,7 @@ def write(recipe: Recipe, uri: str, folder: Path) -> None:
             if path.is_file():
                 transfer(path, folder / path.name)
     tokenizer.save_pretrained(folder)
+    if load.read_task(spec, folder) == "RewardModel":
+        score_head.write_padding(folder, pad_id(tokenizer))
     shutil.rmtree(work, ignore_errors=True)
     print(f"{uri} is in {folder}", flush=True)

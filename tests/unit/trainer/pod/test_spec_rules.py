@@ -114,7 +114,7 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
             "training.packing": False,
         },
         [
-            "method.type: objective.type DPO, KTO, ORPO or SimPO requires method.type Full, LoRA, QLoRA or DoRA"
+            "method.type: objective.type DPO, KTO, ORPO, SimPO or RewardModel requires method.type Full, LoRA, QLoRA or DoRA"
         ],
     ),
     (
@@ -125,7 +125,7 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
             "training.packing": False,
         },
         [
-            "method.type: objective.type DPO, KTO, ORPO or SimPO requires method.type Full, LoRA, QLoRA or DoRA"
+            "method.type: objective.type DPO, KTO, ORPO, SimPO or RewardModel requires method.type Full, LoRA, QLoRA or DoRA"
         ],
     ),
     (
@@ -184,7 +184,7 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
             "training.packing": False,
         },
         [
-            "method.type: objective.type DPO, KTO, ORPO or SimPO requires method.type Full, LoRA, QLoRA or DoRA"
+            "method.type: objective.type DPO, KTO, ORPO, SimPO or RewardModel requires method.type Full, LoRA, QLoRA or DoRA"
         ],
     ),
     (
@@ -237,25 +237,43 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
     ),
     (
         {"objective.type": "DPO"},
-        ["data.columns.type: objective.type DPO, ORPO or SimPO requires data.columns.type Preference"],
+        [
+            "data.columns.type: objective.type DPO, ORPO, SimPO or RewardModel requires data.columns.type Preference"
+        ],
     ),
     (
         {"data.columns": PREFERENCES},
         [
             (
-                "data.columns.type Preference requires objective.type DPO, ORPO or SimPO: for SFT and "
+                "data.columns.type Preference requires objective.type DPO, ORPO, SimPO or RewardModel: for SFT and "
                 "Distillation use Text, Messages or PromptResponse"
             )
         ],
     ),
     (
+        {"objective.type": "RewardModel", "data.columns": PREFERENCES, "training.monitor": "Accuracy"},
+        [],
+    ),
+    (
+        {"training.monitor": "Accuracy"},
+        [
+            "training.monitor: training.monitor Accuracy requires objective.type DPO, ORPO, SimPO or RewardModel",
+        ],
+    ),
+    (
+        {"objective.type": "DPO", "data.columns": {**PREFERENCES, "margin": "gap"}},
+        ["data.columns.margin: data.columns.margin requires objective.type RewardModel"],
+    ),
+    (
         {"objective.type": "ORPO"},
-        ["data.columns.type: objective.type DPO, ORPO or SimPO requires data.columns.type Preference"],
+        [
+            "data.columns.type: objective.type DPO, ORPO, SimPO or RewardModel requires data.columns.type Preference"
+        ],
     ),
     (
         {"objective.type": "ORPO", "data.columns": UNPAIRED},
         [
-            "data.columns.type: objective.type DPO, ORPO or SimPO requires data.columns.type Preference",
+            "data.columns.type: objective.type DPO, ORPO, SimPO or RewardModel requires data.columns.type Preference",
             (
                 "data.columns.type Unpaired requires objective.type KTO: for SFT and Distillation use "
                 "Text, Messages or PromptResponse"
@@ -269,7 +287,7 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
     (
         {"objective.type": "DPO", "data.columns": UNPAIRED},
         [
-            "data.columns.type: objective.type DPO, ORPO or SimPO requires data.columns.type Preference",
+            "data.columns.type: objective.type DPO, ORPO, SimPO or RewardModel requires data.columns.type Preference",
             (
                 "data.columns.type Unpaired requires objective.type KTO: for SFT and Distillation use "
                 "Text, Messages or PromptResponse"
