@@ -304,6 +304,22 @@ _REFUSED_PACKED = {
 """Families that are trained with training.packing false only."""
 _NOT_RECOMPUTED = {"ctrl", "gpt_neox_japanese", "jetmoe", "openai-gpt", "xlm"}
 """Families whose layers transformers cannot recompute."""
+_NO_SCORE_HEAD = {
+    "afmoe", "apertus", "aria_text", "beam", "bitnet", "cohere", "cohere2", "cohere2_moe", "cwm", "dbrx", "dots1",
+    "ernie4_5", "ernie4_5_moe", "exaone_moe", "flex_olmo", "flint", "gemma3n_text", "gemma4_text",
+    "gemma4_unified_text", "glm4_moe", "glm4_moe_lite", "granite", "granite_swa", "granitemoe", "granitemoe_swa",
+    "granitemoeshared", "hrm_text", "hy_v3", "hyperclovax", "jais2", "kolibri1", "laguna", "longcat_flash", "mellum",
+    "mimo_v2_flash", "minimax_m2", "minimax_m3_vl_text", "nanochat", "olmoe", "solar_open", "vaultgemma", "youtu",
+}  # fmt: skip
+"""Families, of those whose rows can be packed, that have no sequence classification model in transformers."""
+_NO_REWARDS = {
+    "ctrl": "whose sequence classification model has no linear layer score",
+    "phimoe": "which routes tokens to random experts in training",
+    **dict.fromkeys(
+        _NO_SCORE_HEAD, "which has no sequence classification model in this version of transformers"
+    ),
+}
+"""How the sentence goes on by which such a family is refused as a reward model."""
 COMMON = (
     "deepseek_v3", "gemma2", "gemma3_text", "gemma3n_text", "gpt2", "gpt_oss", "granite", "jetmoe", "llama", "llama4_text",
     "mistral", "mixtral", "nemotron", "olmo2", "opt", "phi3", "phimoe", "qwen2", "qwen3_moe", "qwen3_next",
@@ -328,20 +344,31 @@ def expected_outcome(model_type: str, *, packing: bool, recomputation: str) -> s
     return TRAINED
 
 
+def expected_reward_outcome(model_type: str) -> str:
+    """Return what the trainer does with a family as a reward model, as `expected_outcome` does."""
+    if model_type in _REFUSED_PACKED:
+        return f"model.base BASE is a {model_type}, whose layers mix the documents of a row: choose another model"
+    reason = _NO_REWARDS.get(model_type)
+    if model_type in _REFUSED or reason is None:
+        return expected_outcome(model_type, packing=True, recomputation="None")
+    return f"model.base BASE is a {model_type}, {reason}"
+
+
 def table() -> str:
     """Return the table of docs/finetunejob/families.md."""
     lines = [
-        "| Family | `packing: true` | `packing: false` | `activationCheckpointing` |",
-        "|---|---|---|---|",
+        "| Family | `packing: true` | `packing: false` | `activationCheckpointing` | RewardModel |",
+        "|---|---|---|---|---|",
     ]
     for model_type in FAMILIES:
         if model_type in _REFUSED:
             reason = _REFUSED[model_type].partition(":")[0]
-            lines.append(f"| {model_type} | no | no | refused: {reason} |")
+            lines.append(f"| {model_type} | no | no | refused: {reason} | no |")
         else:
             packed = "no" if model_type in _REFUSED_PACKED else "yes"
             kinds = "None" if model_type in _NOT_RECOMPUTED else "any"
-            lines.append(f"| {model_type} | {packed} | yes | {kinds} |")
+            rewards = "yes" if expected_reward_outcome(model_type) == TRAINED else "no"
+            lines.append(f"| {model_type} | {packed} | yes | {kinds} | {rewards} |")
     return "\n".join(lines) + "\n"
 
 

@@ -157,7 +157,9 @@ def _rank_alone(base: Path, documents: Split, score: torch.Tensor) -> Gradients:
     train(model)
     rewards = torch.cat(
         [
-            model(input_ids=torch.from_numpy(documents.tokens[begin:end]).long()[None], use_cache=False).logits[0]
+            model(
+                input_ids=torch.from_numpy(documents.tokens[begin:end]).long()[None], use_cache=False
+            ).logits[0]
             for begin, end in pairwise(documents.offsets.tolist())
         ]
     )

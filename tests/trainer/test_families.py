@@ -33,6 +33,11 @@ def test_a_family_learns_what_it_would_by_itself(model_type: str, world: World, 
     family_parity.check(model_type, tmp_path, world, RUNS)
 
 
+@pytest.mark.parametrize("model_type", ["gpt2", "qwen3_moe"])
+def test_a_family_ranks_as_transformers_does(model_type: str, world: World, tmp_path: Path) -> None:
+    assert family_parity.reward_outcome(model_type, tmp_path, world) == families.TRAINED
+
+
 def build_with_attention_of_packed_rows(world: World, base: Path) -> None:
     """Give a family the attention that `isolate` refuses it."""
 

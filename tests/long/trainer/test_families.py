@@ -33,6 +33,12 @@ def test_a_family_learns_what_it_would_by_itself(model_type: str, world: World, 
     family_parity.check(model_type, tmp_path, world, RUNS)
 
 
+@pytest.mark.parametrize("model_type", families.FAMILIES)
+def test_a_family_ranks_as_transformers_does(model_type: str, world: World, tmp_path: Path) -> None:
+    expected = families.expected_reward_outcome(model_type)
+    assert family_parity.reward_outcome(model_type, tmp_path, world)[: len(expected)] == expected
+
+
 def test_the_page_names_the_versions_of_the_last_run() -> None:
     text = PAGE.read_text(encoding="utf-8")
     assert f"transformers {version('transformers')} and torch {version('torch').partition('+')[0]}" in text
