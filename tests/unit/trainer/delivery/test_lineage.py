@@ -27,6 +27,7 @@ KTO: Json = {"type": "KTO"}
 IPO: Json = {"type": "DPO", "dpo": {"loss": "IPO"}}
 ORPO: Json = {"type": "ORPO"}
 SIMPO: Json = {"type": "SimPO"}
+REWARDS: Json = {"type": "RewardModel"}
 TAUGHT: Json = {"type": "Distillation", "distillation": {"teacher": "/models/teacher"}}
 ALIKE: dict[str, tuple[Json, Json]] = {
     "the same objective": (TAUGHT, TAUGHT),
@@ -36,6 +37,10 @@ ALIKE: dict[str, tuple[Json, Json]] = {
     "a weight of the odds, written out": (ORPO, ORPO | {"orpo": {"weight": 0.1}}),
     "a default margin, written out": (SIMPO, SIMPO | {"simpo": {"gamma": 0.5}}),
     "pairs that are smoothed in training alone": (DPO, DPO | {"dpo": {"labelSmoothing": 0.2}}),
+    "rewards that are centered in training alone": (
+        REWARDS,
+        REWARDS | {"rewardModel": {"centerRewardsCoefficient": 0.01}},
+    ),
     "targets that are smoothed in training alone": ({"type": "SFT"}, {"type": "SFT", "labelSmoothing": 0.2}),
     "what changes the labels alone": ({"type": "SFT"}, {"type": "SFT", "lossOn": "All"}),
 }
@@ -45,6 +50,7 @@ OTHERWISE: dict[str, tuple[Json, Json]] = {
     "another objective against the same reference": (DPO, KTO),
     "another loss against the same reference": (DPO, IPO),
     "another objective without a reference": (ORPO, SIMPO),
+    "rewards and probabilities": (REWARDS, SIMPO),
     "another weight of the odds": (ORPO, ORPO | {"orpo": {"weight": 0.2}}),
     "another margin": (SIMPO, SIMPO | {"simpo": {"gamma": 1}}),
     "another weight": (KTO, KTO | {"kto": {"desirableWeight": 2.0}}),
@@ -90,7 +96,7 @@ def test_identifiers_of_other_releases_stay(pod: Pod) -> None:
 @pytest.mark.parametrize(
     ("objective", "same"),
     [
-        *((each, True) for each in ({"type": "SFT"}, ORPO, SIMPO, TAUGHT)),
+        *((each, True) for each in ({"type": "SFT"}, ORPO, SIMPO, REWARDS, TAUGHT)),
         *((each, False) for each in (DPO, IPO, KTO)),
     ],
 )
@@ -98,7 +104,7 @@ def test_the_base_model_counts_where_it_is_the_reference(pod: Pod, objective: Js
     assert (on(pod, objective) == on(pod, objective, base="/models/tuned")) is same
 
 
-@pytest.mark.parametrize("objective", [{"type": "SFT"}, DPO, KTO, ORPO, SIMPO, TAUGHT])
+@pytest.mark.parametrize("objective", [{"type": "SFT"}, DPO, KTO, ORPO, SIMPO, REWARDS, TAUGHT])
 def test_the_split_counts_always(pod: Pod, objective: Json) -> None:
     assert on(pod, objective) != on(pod, objective, digest="d2")
 
