@@ -115,7 +115,6 @@ CASES: list[tuple[str, str, int, dict[str, Any]]] = [
     # No output layer, and no logits: with two documents of each example, half as many examples.
     ("Full", "Full", 2, {"objective": {"type": "RewardModel"}, "perDeviceBatchSize": 1}),
     ("LoRA", "Selective", 1, {"objective": {"type": "RewardModel"}, "perDeviceBatchSize": 1}),
-    ("QLoRA", "Full", 2, {"objective": {"type": "RewardModel"}, "perDeviceBatchSize": 1}),
 ]
 
 
@@ -215,6 +214,14 @@ class Waiting(Sft):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         loss, metrics = super().__call__(network, batch, hidden)
         return loss * loss.item(), metrics
+
+
+def test_a_reward_model_in_four_bits_is_not_planned(config: Path) -> None:
+    qlora = recipe(config, objective={"type": "RewardModel"}, method={"type": "QLoRA"})
+    with pytest.raises(
+        RecipeRefusedError, match="--plan does not support objective RewardModel with method QLoRA"
+    ):
+        plan.plan_step(qlora, config, H100)
 
 
 def test_a_step_that_waits_is_refused(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:

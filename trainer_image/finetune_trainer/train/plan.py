@@ -178,6 +178,11 @@ def plan_step(recipe: Recipe, source: Path, card: Card) -> Plan:
         raise RecipeRefusedError(
             "--plan does not support objective Distillation, which has a second model: plan the recipe with objective SFT"
         )
+    if recipe.objective.type == "RewardModel" and recipe.method.type == "QLoRA":
+        # NB: torch cannot swap the frozen score head for a fake one, because its converter has a weak reference to it (2.13).
+        raise RecipeRefusedError(
+            "--plan does not support objective RewardModel with method QLoRA: plan the recipe with method LoRA"
+        )
     spec = recipe.distributed
     world = World(
         rank=0, size=spec.ranks, local_rank=0, local_size=spec.ranks_per_node, device=_DEVICE, card=card
