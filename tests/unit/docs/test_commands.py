@@ -31,7 +31,7 @@ VALUES: Json = yaml.safe_load((ROOT / "charts/finetune-operator/values.yaml").re
 OURS = {
     name: kind for kind, model in KINDS.items() for name in (model.PLURAL, kind.lower(), *model.SHORT_NAMES)
 }
-OTHERS = {"lease", "secret", "namespace", "nodes", "pods", "events"}
+OTHERS = {"lease", "secret", "namespace", "nodes", "pods", "events", "jobs"}
 VERBS = {
     "apply",
     "config",

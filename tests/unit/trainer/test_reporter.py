@@ -119,7 +119,7 @@ def test_sinks_get_the_start_of_the_attempt_and_what_mlflow_gets(setup: Setup) -
     setup.reporter.log(
         setup.reporter.close_window(4, learning_rate=1e-3, grad_norm=lambda: 0.5), data_wait_seconds=0.25
     )
-    setup.reporter.log_evaluation(4, 2.0, None)
+    setup.reporter.log_evaluation(4, Evaluation(2.0, {}), None)
     assert setup.sunk.starts == [3]
     assert [step for step, _ in setup.sunk.entries] == [3, 4, 4]
     assert setup.sunk.entries == setup.logged.entries

@@ -105,6 +105,9 @@ class Sink:
         with self._changed:
             self._has_ended = True
             self._entries.clear()
+            if not self._closing:
+                # Only the early end is reported.
+                self._dropped = 0
         return self._process.wait()
 
     def _take(self) -> Entry | None:

@@ -61,7 +61,7 @@ def test_a_sink_that_does_not_read_costs_neither_time_nor_memory_and_is_killed(
         for step in range(5000):
             sinks.metrics(step, {"loss": 1.0})
         seconds = time.perf_counter() - started
-        assert len(sink._entries) == 100
+        assert len(sink._entries) <= 100
         closing = time.perf_counter()
     # A few microseconds for each entry; a busy machine takes longer.
     assert seconds < 5.0
