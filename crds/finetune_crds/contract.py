@@ -193,6 +193,9 @@ TAG_EVALUATION_DATA = "finetune_evaluation_data"
 # trainer, on the run: the error of the newest checkpoint; empty if it was written
 TAG_CHECKPOINT_ERROR = "finetune.dev/checkpoint-error"
 TAG_RESUMED_FROM = "finetune_resumed_from"  # trainer: the checkpoint of another job that the run started from
+# trainer, if the training started from a version of the model that it registers: this version, whose numbers before the training are
+# comparable with those after it
+TAG_BASE_VERSION = "finetune_base_version"
 TAG_EVAL_LOSS = "eval_loss"  # trainer, on the version
 TAG_PERPLEXITY = "perplexity"  # trainer, on the version
 # Metrics, and tags of the version, that only training writes: an evaluation must not use their names. METRIC_EVAL_LOSS and

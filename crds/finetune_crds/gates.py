@@ -80,7 +80,8 @@ class Tolerance(ApiModel):
 class ComparisonGate(ApiModel):
     """A comparison with the version that the alias points at, if both were evaluated on the same data.
 
-    If the alias does not exist yet, the gate passes. With `job`, the operator runs the Job for both versions.
+    If the training started from that version, it was evaluated on the same data as the base model. If the alias does not exist yet,
+    the gate passes. With `job`, the operator runs the Job for both versions.
     """
 
     model_config = ConfigDict(

@@ -9,6 +9,7 @@ from functools import partial
 
 from finetune_crds import contract
 from finetune_crds.conditions import ConditionReason, ConditionType
+from finetune_crds.evaluation import BASE_PREFIX
 from finetune_crds.gates import ComparisonGate, Gate, MetricGate, TagGate, Tolerance
 from finetune_crds.promotion_status import GatesStatus, GateVerdict, Verdict
 from finetune_operator.modelpromotion.decide.approval import forget_waits
@@ -208,12 +209,17 @@ def _judge_comparison(
         return GateVerdict(name=name, verdict="Failed", value=format_number(value), message=message)
     if baseline.version is None:
         return _judge_alone(name, gate, value, baseline)
-    baseline_value = _read_number(baseline.version, gate.metric)
+    base_value = _find_base_value(gate, candidate, baseline.version)
+    baseline_value = _read_number(baseline.version, gate.metric) if base_value is None else base_value
     if isinstance(baseline_value, str):
         return GateVerdict(
             name=name, verdict="Inconclusive", value=format_number(value), message=baseline_value
         )
-    incomparable = _explain_incomparable(gate, candidate, baseline.version, baseline_value, baseline.which)
+    incomparable = (
+        _explain_incomparable(gate, candidate, baseline.version, baseline_value, baseline.which)
+        if base_value is None
+        else None
+    )
     if incomparable:
         return GateVerdict(
             name=name,
@@ -228,7 +234,7 @@ def _judge_comparison(
     verdict: Verdict = "Passed" if met else "Failed"
     message = (
         f"{gate.metric} is {format_number(value)}, which {'meets' if met else 'does not meet'} {limit}, since version {baseline.version.version}, "
-        f"{baseline.which}, has {format_number(baseline_value)}"
+        f"{baseline.which}, has {format_number(baseline_value)}{'' if base_value is None else ' on the same rows'}"
     )
     return GateVerdict(
         name=name,
@@ -238,6 +244,19 @@ def _judge_comparison(
         holder=format_number(baseline_value),
         message=message,
     )
+
+
+def _find_base_value(gate: ComparisonGate, candidate: ModelVersion, holder: ModelVersion) -> float | None:
+    """The holder's number as the base model of the candidate; None if the holder has its own number on the same data, or is not the base."""
+    if candidate.tags.get(contract.TAG_BASE_VERSION) != holder.version:
+        return None
+    base_value = _read_number(candidate, f"{BASE_PREFIX}{gate.metric}")
+    if isinstance(base_value, str) or not math.isfinite(base_value):
+        return None
+    holder_value = _read_number(holder, gate.metric)
+    if isinstance(holder_value, str) or _explain_incomparable(gate, candidate, holder, holder_value, ""):
+        return base_value
+    return None
 
 
 def _judge_alone(name: str, gate: ComparisonGate, value: float, baseline: _Baseline) -> GateVerdict:

@@ -186,6 +186,27 @@ def test_the_sources_of_a_large_mix_fit_into_a_tag(pod: Pod) -> None:
     assert recipe.data.splits
     tag = build_source_tags(recipe, recipe.data.splits, None)["finetune_source"]
     assert (len(tag), tag[:10], tag[-3:]) == (1000, "/data/0000", "...")
+@pytest.mark.parametrize(
+    ("base", "resumed_from", "expected"),
+    [
+        ("models:/ml.prod.chat/7", "", "7"),
+        ("models:/ml.prod.chat/7", "s3://lake/checkpoints", None),
+        ("models:/ml.prod.other/7", "", None),
+        ("models:/ml.prod.chat/7/adapter", "", None),
+        ("org/chat", "", None),
+    ],
+)
+def test_the_version_that_the_training_started_from(
+    pod: Pod, base: str, resumed_from: str, expected: str | None
+) -> None:
+    recipe = Recipe.model_validate(
+        pod.recipe | {"model": {"base": base}, "register": {"model": "ml.prod.chat"}}
+    )
+    assert recipe.data.splits
+    tags = build_source_tags(recipe, recipe.data.splits, None, resumed_from)
+    assert tags.get("finetune_base_version") == expected
+
+
 
 
 def test_the_result_of_the_preparation_is_on_the_run(pod: Pod) -> None:

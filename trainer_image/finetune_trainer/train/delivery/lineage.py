@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from finetune_trainer.train.data.corpus import Corpus
     from finetune_trainer.train.data.dataset import Split
 
+_VERSION = re.compile(r"models:/(?P<model>[^/@]+)/(?P<version>[0-9]+)")
 # Unity Catalog's limit for the value of a tag.
 _MAX_TAG_CHARS = 1000
 
@@ -227,7 +229,18 @@ def build_source_tags(
         tags[contract.TAG_EVAL_DATA] = eval_data
     if resumed_from:
         tags[contract.TAG_RESUMED_FROM] = resumed_from
+    elif base_version := _find_base_version(recipe):
+        tags[contract.TAG_BASE_VERSION] = base_version
     return tags
+
+
+def _find_base_version(recipe: Recipe) -> str | None:
+    """Return the version of the registered model that the training starts from; None if it starts from another model."""
+    # The operator has replaced an alias by its version.
+    match = _VERSION.fullmatch(recipe.model.base)
+    if match is None or recipe.register_ is None or match["model"] != recipe.register_.model:
+        return None
+    return match["version"]
 
 
 @dataclass(frozen=True)

@@ -377,7 +377,67 @@ EVALUATIONS: dict[str, tuple[Json, ModelVersion, ModelVersion, Expected]] = {
         ),
     ),
 }
-CASES |= EVALUATIONS
+STARTED_FROM_1 = {"finetune_base_version": "1"}
+NO_LOSS = compared("Minimize", "eval_loss", betterBy={"absolute": 0.1})
+BASES: dict[str, tuple[Json, ModelVersion, ModelVersion, Expected]] = {
+    "the holder on the rows of a training that started from it": (
+        NO_LOSS,
+        version("2", "d2", {**STARTED_FROM_1, "eval_loss": "1.5"}, base_eval_loss=2.5),
+        version("1", "d1", {"eval_loss": "1"}),
+        (
+            "Passed",
+            "1.5",
+            "<= 2.4",
+            "2.5",
+            "eval_loss is 1.5, which meets <= 2.4, since version 1, which has the alias, has 2.5 on the same rows",
+        ),
+    ),
+    "the holder on the rows of an evaluation, which has no number of its own": (
+        ACCURACY,
+        evaluated("2", "e2", **STARTED_FROM_1, eval_accuracy="0.7", base_eval_accuracy="0.8"),
+        version("1", None),
+        (
+            "Failed",
+            "0.7",
+            ">= 0.8",
+            "0.8",
+            "eval_accuracy is 0.7, which does not meet >= 0.8, since version 1, which has the alias, has 0.8 on the same rows",
+        ),
+    ),
+    "a holder with a number on the same rows": (
+        NO_LOSS,
+        version("2", "d1", {**STARTED_FROM_1, "eval_loss": "1.5"}, base_eval_loss=2.5),
+        version("1", "d1", {"eval_loss": "2"}),
+        (
+            "Passed",
+            "1.5",
+            "<= 1.9",
+            "2",
+            "eval_loss is 1.5, which meets <= 1.9, since version 1, which has the alias, has 2",
+        ),
+    ),
+    **{
+        f"other rows, and {what}": (
+            NO_LOSS,
+            version("2", "d2", {**tags, "eval_loss": "1.5"}, base_eval_loss=base),
+            version("1", "d1", {"eval_loss": "2"}),
+            (
+                "Inconclusive",
+                "1.5",
+                None,
+                "2",
+                "version 2 (d2) and version 1, which has the alias (d1), were evaluated on different data or with different "
+                "objectives: evaluate both versions on the same data with the same objectives",
+            ),
+        )
+        for what, tags, base in (
+            ("another base", {"finetune_base_version": "11"}, 2.5),
+            ("no base", {}, 2.5),
+            ("a base without a number", STARTED_FROM_1, NAN),
+        )
+    },
+}
+CASES |= EVALUATIONS | BASES
 
 
 @pytest.mark.parametrize(("gate", "candidate", "holder", "expected"), CASES.values(), ids=CASES)
