@@ -118,13 +118,13 @@ _NO_CATALOG_OR = "!has(self.prepare) || !has(self.prepare.catalog) || !has(self.
 DATA_RULES = (
     Rule(
         f"{_NO_CATALOG_OR}has(self.source.table) || (has(self.source.sources) && self.source.sources.exists(part, has(part.table))) "
-        "|| (has(self.prepare.decontaminate) && self.prepare.decontaminate.sources.exists(part, has(part.table)))",
+        "|| (has(self.source.feedback) && has(self.source.feedback.table)) || (has(self.prepare.decontaminate) && self.prepare.decontaminate.sources.exists(part, has(part.table)))",
         "prepare.catalog applies only to sources with table: set table in a source, or remove prepare.catalog",
         ".prepare.catalog",
     ),
     Rule(
         f"{_NO_CATALOG_OR}({_fits_levels('self.source')} && (!has(self.source.sources) || self.source.sources.all(part, {_fits_levels('part')})) "
-        f"&& (!has(self.prepare.decontaminate) || self.prepare.decontaminate.sources.all(part, {_fits_levels('part')})))",
+        f"&& (!has(self.source.feedback) || {_fits_levels('self.source.feedback')}) && (!has(self.prepare.decontaminate) || self.prepare.decontaminate.sources.all(part, {_fits_levels('part')})))",
         "table must be catalog.schema.table, or database.table when prepare.catalog.type is Hive",
         ".source",
     ),

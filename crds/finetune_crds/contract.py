@@ -251,6 +251,7 @@ class PrepResult(ApiModel):
     version: NonNegative
     source_version: NonNegative | None = None
     source_revision: Commit | None = None
+    feedback_version: NonNegative | None = None
     sources: list[SourceRows] | None = None
     dropped: dict[StepName, NonNegative] = Field(default_factory=dict)
     """Number of examples that each step dropped."""

@@ -39,6 +39,22 @@ _PROMPTED_TYPES_TEXT = "PromptResponse, Preference or Unpaired"
 """The types whose examples have a prompt, in a sentence."""
 
 
+# CEL: a rule that begins with this holds for data from another type of source.
+_NO_INFERENCE_TABLE_OR = "!has(self.source) || self.source.type != 'InferenceTable' || "
+# CEL: the columns are those that an inference table becomes. The preparation checks the rules again with these columns.
+_HAS_EXCHANGE_COLUMNS = " && ".join(
+    [
+        "self.columns.type in ['Messages', 'Preference', 'Unpaired']",
+        *(
+            f"(!has(self.columns.{field}) || self.columns.{field} == '{field}')"
+            for field in ("messages", "prompt", "chosen", "rejected", "completion", "label")
+        ),
+        "!has(self.columns.tools)",
+        "!has(self.columns.messageWeight)",
+    ]
+)
+
+
 def _column_rule(field: str) -> Rule:
     """Return the rule that a field of Columns can be set only with some types."""
     fields_by_type = (*COLUMN_FIELDS.items(), *OPTIONAL_COLUMN_FIELDS.items())
@@ -229,7 +245,8 @@ class Data(ApiModel):
             (
                 "!has(self.prepare) || !has(self.prepare.output) || !has(self.source) || ((!has(self.source.path) || "
                 "self.prepare.output != self.source.path) && (!has(self.source.sources) || self.source.sources.all(part, "
-                "!has(part.path) || part.path != self.prepare.output)))",
+                "!has(part.path) || part.path != self.prepare.output)) && (!has(self.source.feedback) || "
+                "!has(self.source.feedback.path) || self.source.feedback.path != self.prepare.output))",
                 "prepare.output must not be the path of a source: set another folder",
                 ".prepare.output",
             ),
@@ -237,10 +254,31 @@ class Data(ApiModel):
                 "!has(self.prepare) || self.prepare.spark.mode != 'Databricks' || !has(self.source) || "
                 "((!has(self.source.path) || !self.source.path.startsWith('/') || self.source.path.startsWith('/Volumes/')) "
                 "&& (!has(self.source.sources) || self.source.sources.all(part, !has(part.path) || "
-                "!part.path.startsWith('/') || part.path.startsWith('/Volumes/'))))",
+                "!part.path.startsWith('/') || part.path.startsWith('/Volumes/'))) && (!has(self.source.feedback) || "
+                "!has(self.source.feedback.path) || !self.source.feedback.path.startsWith('/') || "
+                "self.source.feedback.path.startsWith('/Volumes/')))",
                 "source.path must not be a local path when prepare.spark.mode is Databricks: set table, or use "
                 "s3://bucket/folder or /Volumes/catalog/schema/volume",
                 ".source",
+            ),
+            (
+                f"{_NO_INFERENCE_TABLE_OR}!has(self.columns) || ({_HAS_EXCHANGE_COLUMNS})",
+                "source.type InferenceTable makes columns of type Messages, Preference or Unpaired with their default names: "
+                "remove columns",
+                ".columns",
+            ),
+            (
+                f"{_NO_INFERENCE_TABLE_OR}(has(self.prepare) && self.prepare.onTemplateError == 'Drop')",
+                "source.type InferenceTable requires prepare.onTemplateError Drop: a logged conversation that the chat template "
+                "refuses must not fail the job",
+                ".prepare.onTemplateError",
+            ),
+            (
+                f"{_NO_INFERENCE_TABLE_OR}!has(self.prepare) || (!has(self.prepare.promptTemplate) && "
+                "!has(self.prepare.responseTemplate) && !has(self.prepare.conversation))",
+                "prepare.promptTemplate, responseTemplate and conversation must not be set when source.type is InferenceTable: "
+                "its examples are conversations",
+                ".prepare",
             ),
             *cleaning.DATA_RULES,
             *catalog.DATA_RULES,

@@ -191,6 +191,13 @@ class FineTuneJobSpec(ApiModel):
                 "data.columns.messageWeight must not be set when objective.lossOn is All",
                 ".objective.lossOn",
             ),
+            (
+                "!has(self.objective.lossOn) || self.objective.lossOn != 'All' || !has(self.data) || !has(self.data.source) || "
+                "self.data.source.type != 'InferenceTable'",
+                "objective.lossOn must not be All when data.source.type is InferenceTable: earlier answers of a conversation have "
+                "no feedback",
+                ".objective.lossOn",
+            ),
         )
         | replaced(
             **build_moved_fields("env", "envFrom", "serviceAccountName", prefix="", settings="all"),

@@ -50,7 +50,8 @@ def settings_digest(data: Data, model: Model, objective: Objective) -> str:
         exclude_defaults=True,
         include={"source", "columns", "prepare"},
         exclude={
-            "source": dict.fromkeys(_VERSION_FIELDS, True) | {"sources": excluded_by_source},
+            "source": dict.fromkeys(_VERSION_FIELDS, True)
+            | {"sources": excluded_by_source, "feedback": _VERSION_FIELDS},
             "prepare": dict.fromkeys(_IGNORED_FIELDS, True)
             | {"decontaminate": {"sources": excluded_by_source}, "catalog": {"unity_catalog": _LOGIN_FIELDS}},
         },

@@ -25,19 +25,22 @@ _LOCATION_MESSAGE = (
 )
 
 
-_RULES = (
-    Rule(
-        "!has(self.table) || self.type in ['Delta', 'Parquet']",
-        "table can be set only when type is Delta or Parquet: otherwise set path",
-        ".table",
-    ),
+_LOCATION_RULES = (
     Rule(f"!has(self.path) || self.path.matches('{_PATH}')", f"path must be {FOLDER_FORMATS}", ".path"),
     Rule(
-        "self.type == 'Delta' || (!has(self.version) && !has(self.versionTime))",
-        "version and versionTime can be set only when type is Delta",
-    ),
-    Rule(
         "!has(self.version) || !has(self.versionTime)", "set version or versionTime, not both", ".versionTime"
+    ),
+)
+_RULES = (
+    Rule(
+        "!has(self.table) || self.type in ['Delta', 'Parquet', 'InferenceTable']",
+        "table can be set only when type is Delta, Parquet or InferenceTable: otherwise set path",
+        ".table",
+    ),
+    *_LOCATION_RULES,
+    Rule(
+        "self.type in ['Delta', 'InferenceTable'] || (!has(self.version) && !has(self.versionTime))",
+        "version and versionTime can be set only when type is Delta or InferenceTable",
     ),
     Rule(
         "self.type == 'Hub' || (!has(self.config) && !has(self.split) && !has(self.revision))",
@@ -46,8 +49,8 @@ _RULES = (
 )
 
 
-class SourceLocation(ApiModel):
-    """The location of a corpus."""
+class TableLocation(ApiModel):
+    """The location of a table."""
 
     path: Uri | None = None
     """Folder or file: s3://bucket/folder, gs://bucket/folder, abfss://container@account.dfs.core.windows.net/folder, or an
@@ -58,6 +61,16 @@ class SourceLocation(ApiModel):
     """Version of the Delta table to read. Default: the newest when preparation starts; see status.data."""
     version_time: Time | None = None
     """Read the version of the Delta table that was current at this time, such as 2026-11-01T00:00:00Z."""
+
+    @property
+    def address(self) -> str:
+        """The path or the table."""
+        return self.path or self.table or ""
+
+
+class SourceLocation(TableLocation):
+    """The location of a corpus."""
+
     dataset: Name | None = None
     """Hub data set id, such as tatsu-lab/alpaca."""
     config: Name | None = None
@@ -70,7 +83,42 @@ class SourceLocation(ApiModel):
     @property
     def address(self) -> str:
         """The path, the table or the data set."""
-        return self.path or self.table or self.dataset or ""
+        return super().address or self.dataset or ""
+
+
+class Feedback(TableLocation):
+    """Feedback on logged answers: a Delta table with one row for each feedback."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            ("has(self.path) != has(self.table)", "set exactly one of path and table"),
+            *_LOCATION_RULES,
+            (
+                "has(self.ratingColumn) || has(self.correctionColumn)",
+                "set ratingColumn, correctionColumn, or both",
+            ),
+            (
+                "!has(self.minRating) || has(self.ratingColumn)",
+                "minRating can be set only when ratingColumn is set",
+                ".minRating",
+            ),
+        )
+    )
+
+    request_id_column: Name
+    """Column with the id of the request."""
+    logged_id_column: Name | None = None
+    """Column of the inference table with the same id, such as client_request_id. Default: databricks_request_id, or
+    request_id where the table has no such column."""
+    rating_column: Name | None = None
+    """Column that says whether the answer is good: as the label of KTO, or as a number when minRating is set."""
+    min_rating: float | None = None
+    """Answers with this rating, or a higher one, are good."""
+    correction_column: Name | None = None
+    """Column with the corrected answer as text."""
+    time_column: Name | None = None
+    """Column with the time of the feedback: the latest feedback on a request counts. Default: feedback on a request must
+    agree, otherwise the request is dropped."""
 
 
 class NamedSource(SourceLocation):
@@ -104,13 +152,20 @@ class Source(SourceLocation):
                 f"self.type == 'Mix' ? has(self.sources) && {_HAS_NO_LOCATION} : !has(self.sources) && {_HAS_ONE_LOCATION}",
                 _LOCATION_MESSAGE.format(mix="type Mix requires sources, "),
             ),
+            (
+                "(self.type == 'InferenceTable') == has(self.feedback)",
+                "type InferenceTable requires feedback, and the other types forbid it",
+                ".feedback",
+            ),
             *_RULES,
         )
     )
 
-    type: Literal["Delta", "Parquet", "JSONLines", "CSV", "Hub", "Mix"]
-    """Format of the corpus: a Delta table; Parquet, JSON lines or CSV files; a data set of the Hugging Face Hub; or a mix of
-    several sources."""
+    type: Literal["Delta", "Parquet", "JSONLines", "CSV", "Hub", "InferenceTable", "Mix"]
+    """Format of the corpus: a Delta table; Parquet, JSON lines or CSV files; a data set of the Hugging Face Hub; an inference
+    table of Databricks' AI Gateway; or a mix of several sources."""
+    feedback: Feedback | None = None
+    """Feedback on the answers of an inference table."""
     sources: (
         Annotated[
             list[MixedSource],
@@ -120,6 +175,14 @@ class Source(SourceLocation):
     ) = None
     """The sources of a mix. The source with the fewest rows relative to its weight is read completely; the others are
     sampled to their share."""
+
+    @property
+    def tables(self) -> list[tuple[str, TableLocation]]:
+        """What is read, other than evaluation sets, each with its field: the sources of a mix, or this source and its feedback."""
+        if self.sources:
+            return [(f"data.source.sources[{part.name}]", part) for part in self.sources]
+        feedback = [("data.source.feedback", self.feedback)] if self.feedback else []
+        return [("data.source", self), *feedback]
 
     @property
     def parts(self) -> list[Source | MixedSource]:

@@ -74,6 +74,8 @@ class DataStatus(ApiModel):
     """Version of the Delta table that was read."""
     source_revision: Commit | None = None
     """Commit of the Hub data set that was read."""
+    feedback_version: NonNegative | None = None
+    """Version of the table of feedback that was read, with source.type InferenceTable."""
     sources: SourcesRows | None = None
     """The sources of a mix."""
     columns: Columns | None = None

@@ -45,7 +45,8 @@ class Dropped(ApiModel):
     """The examples that one step of the preparation dropped."""
 
     step: StepName
-    """The step, named after its field of data.prepare: notNull, language, dedupe, maxTokens."""
+    """The step, named after its field of data.prepare: notNull, language, dedupe, maxTokens; or why an answer of an inference
+    table is no example, such as noFeedback."""
     rows: NonNegative
     """Number of examples."""
 

@@ -7,15 +7,12 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from finetune_crds.data import Data
-    from finetune_crds.source import SourceLocation
+    from finetune_crds.source import TableLocation
 
 
 def list_tables(data: Data) -> Iterator[tuple[str, str]]:
     """Iterate over the tables that a preparation reads by name: the field that names the table, such as data.source.table, and the name."""
-    sources: list[tuple[str, SourceLocation]] = []
-    if data.source:
-        sources.append(("data.source", data.source))
-        sources += [(f"data.source.sources[{item.name}]", item) for item in data.source.sources or []]
+    sources: list[tuple[str, TableLocation]] = data.source.tables if data.source else []
     if data.prepare and data.prepare.decontaminate:
         evaluation_sets = data.prepare.decontaminate.sources
         sources += [(f"data.prepare.decontaminate.sources[{item.name}]", item) for item in evaluation_sets]

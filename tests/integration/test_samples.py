@@ -30,6 +30,8 @@ SAMPLES = sample_files()
 # The samples whose jobs wait for something else than their pods in a namespace without Secrets, of an installation without defaults.
 WAITS = {
     "support-intents": "DatabricksNotConfigured",
+    "assistant-feedback": "DatabricksNotConfigured",
+    "inference-table": "DatabricksNotConfigured",
     "spark-databricks": "DatabricksNotConfigured",
     "support-qwen": "DatabricksNotConfigured",
     "volumes-of-unity-catalog": "CredentialsMissing",

@@ -156,17 +156,17 @@ REFUSED: dict[str, tuple[Json, str]] = {
             (
                 "a table of files",
                 {"type": "CSV", "table": "a.b"},
-                "table can be set only when type is Delta or Parquet: otherwise set path",
+                "table can be set only when type is Delta, Parquet or InferenceTable: otherwise set path",
             ),
             (
                 "a version of files",
                 {"type": "CSV", "path": "/a", "version": 1},
-                "version and versionTime can be set only when type is Delta",
+                "version and versionTime can be set only when type is Delta or InferenceTable",
             ),
             (
                 "a time of files",
                 {"type": "Parquet", "path": "/a", "versionTime": "2026-11-01T00:00:00Z"},
-                "version and versionTime can be set only when type is Delta",
+                "version and versionTime can be set only when type is Delta or InferenceTable",
             ),
             (
                 "two versions",

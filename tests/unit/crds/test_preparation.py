@@ -99,6 +99,14 @@ def test_versions_of_a_source_in_a_mix_do_not_count() -> None:
     assert digest(source=pinned) == digest(source=MIX)
 
 
+def test_versions_of_feedback_do_not_count() -> None:
+    feedback = {"path": "/feedback", "requestIdColumn": "id", "ratingColumn": "thumb"}
+    source = SOURCE | {"type": "InferenceTable", "feedback": feedback}
+    later = {"version": 3, "versionTime": "2026-08-01T12:00:00Z"}
+    assert digest(source=source) == digest(source=source | {"feedback": feedback | later})
+    assert digest(source=source) != digest(source=source | {"feedback": feedback | {"ratingColumn": "stars"}})
+
+
 def test_the_token_of_a_server_does_not_count() -> None:
     server = {"uri": "http://unity:8080"}
 

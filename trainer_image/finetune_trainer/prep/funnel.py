@@ -15,6 +15,7 @@ from finetune_trainer.prep import totals
 from finetune_trainer.prep.counts import Counts
 from finetune_trainer.prep.plan import LABEL, MARGIN
 from finetune_trainer.prep.report import lengths
+from finetune_trainer.prep.source import inference_table
 from finetune_trainer.prep.spark import session
 from finetune_trainer.prep.spark.counter import Counter
 from finetune_trainer.prep.spark.keep import keep
@@ -126,7 +127,7 @@ class Funnel:
         prepare = self._plan.prepare
         sample_count, source_sample_count = self._sample_count, self._source_sample_count
         yield Step(None, self._flag)
-        for name in steps.list_filters(prepare):
+        for name in steps.list_filters(self._plan):
             yield Step(
                 name,
                 _keep_flagged,
@@ -250,11 +251,16 @@ class Funnel:
 
     def _flag(self, frame: DataFrame) -> DataFrame:
         """Mark each row that a filter drops with the name of the filter."""
-        prepare, form = self._plan.prepare, self._plan.form
+        form = self._plan.form
         frame = example_steps.flag_rows(frame, self._plan)
         dropped_by, text = sf.col(steps.DROPPED_BY), sf.concat_ws("\n", *steps.texts(form))
+        if self._plan.source.feedback:
+            # A row that is left out has no example.
+            text = sf.when(sf.col(inference_table.LEFT_OUT).isNull(), text).otherwise(
+                sf.col(inference_table.LEFT_OUT_TEXT)
+            )
         aggregates = {}
-        for name in steps.list_filters(prepare):
+        for name in steps.list_filters(self._plan):
             aggregates[name] = sf.count_if(dropped_by == name)
             aggregates |= samples.sample_aggregates(name, self._source_sample_count, text, dropped_by == name)
         if form.weight:

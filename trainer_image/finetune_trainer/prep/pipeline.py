@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from finetune_crds.contract import PrepResult
+from finetune_crds.objective import COLUMNS_OF_OBJECTIVE
 from finetune_crds.status import SplitCounts
 from finetune_crds.status_parts import SourceRows
 from finetune_trainer.examples import chat_templates, columns
@@ -181,7 +182,13 @@ def _read(spark: SparkSession, recipe: Recipe, request: Request, scratch: Path) 
 def _read_sources(spark: SparkSession, recipe: Recipe, request: Request, scratch: Path) -> Corpus:
     """Read the source, or the sources of a mix, and check that they have the columns that the recipe names."""
     if request.source.sources is None:
-        source = reader.read(spark, request.source, scratch, catalog=request.prepare.catalog)
+        source = reader.read(
+            spark,
+            request.source,
+            scratch,
+            catalog=request.prepare.catalog,
+            columns_type=COLUMNS_OF_OBJECTIVE.get(recipe.objective.type, "Messages"),
+        )
         log(f"source {request.source_name}{source.at}")
         with text_files.checking_on_failure(spark, source.texts):
             example_columns = recipe.data.columns or _find_columns(
@@ -309,7 +316,11 @@ def _list_versions(corpus: Corpus, request: Request, counts: Counts) -> dict[str
     """Return the fields of the result with the version that was read; for a mix, the version and the rows of each source."""
     if request.source.sources is None:
         (source,) = corpus.sources
-        return {"source_version": source.version, "source_revision": source.revision}
+        return {
+            "source_version": source.version,
+            "source_revision": source.revision,
+            "feedback_version": source.feedback_version,
+        }
     parts = zip(request.source.sources, corpus.sources, strict=True)
     return {
         "sources": [

@@ -23,7 +23,7 @@ from finetune_trainer.prep.spark.session import spark_path
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from finetune_crds.source import NamedSource, Source
+    from finetune_crds.source import TableLocation
     from finetune_trainer.prep.plan import Request
 
 # Errors that a row can cause in an expression of the recipe, in ANSI mode.
@@ -195,9 +195,14 @@ def _find_file_error(request: Request, causes: list[_Cause]) -> PodFailure | Non
     return DataError("UnreadableSource", sentence)
 
 
-def _find_table(request: Request, detail: str) -> Source | NamedSource | None:
+def _find_table(request: Request, detail: str) -> TableLocation | None:
     """Return the Delta table whose file a message names. If the message has no path of the recipe, return the first Delta table."""
-    tables = [part for part in [*request.source.parts, *request.evaluation] if part.type == "Delta"]
+    tables: list[TableLocation] = [
+        part
+        for part in [*request.source.parts, *request.evaluation]
+        if part.type in ("Delta", "InferenceTable")
+    ]
+    tables += [request.source.feedback] if request.source.feedback else []
 
     def is_named(path: str) -> bool:
         folder = spark_path(path).rstrip("/")

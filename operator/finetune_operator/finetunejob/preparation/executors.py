@@ -214,9 +214,7 @@ def find_oversized_template(spec: FineTuneJobSpec) -> Iterator[str]:
 
 def _list_folders(source: Source | None) -> dict[str, str | None]:
     """The path of each source, by its field."""
-    if source is None or source.sources is None:
-        return {"data.source.path": source.path if source else None}
-    return {f"data.source.sources[{part.name}].path": part.path for part in source.sources}
+    return {f"{field}.path": table.path for field, table in source.tables} if source else {}
 
 
 def _list_evaluation_sets(prepare: Prepare) -> dict[str, str | None]:

@@ -23,6 +23,7 @@ def record_result(draft: Draft, result: PrepResult) -> None:
             written_by=result.written_by,
             source_version=result.source_version,
             source_revision=result.source_revision,
+            feedback_version=result.feedback_version,
             sources=result.sources,
             columns=result.columns,
             dropped=dropped[:MAX_DROPPED] or None,

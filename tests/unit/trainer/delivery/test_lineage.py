@@ -148,6 +148,15 @@ ORIGINS: dict[str, tuple[Json, Json, dict[str, str]]] = {
         {"finetune_source": "org/chats", "finetune_source_version": "a1b2"},
     ),
     "files": ({"type": "CSV", "path": "/data/notes"}, {}, {"finetune_source": "/data/notes"}),
+    "an inference table": (
+        {
+            "type": "InferenceTable",
+            "table": "main.llm.logged",
+            "feedback": {"path": "s3://lake/thumbs", "requestIdColumn": "id", "ratingColumn": "up"},
+        },
+        {"sourceVersion": 7, "feedbackVersion": 2},
+        {"finetune_source": "main.llm.logged, s3://lake/thumbs", "finetune_source_version": "7, 2"},
+    ),
     "a mix": (
         {"type": "Mix", "sources": MIX},
         {
@@ -177,15 +186,6 @@ def test_the_source_and_its_version_are_on_run_and_version(
     assert tags["finetune_data_digest"] == "c0ffee"
 
 
-def test_the_sources_of_a_large_mix_fit_into_a_tag(pod: Pod) -> None:
-    sources = [{"name": f"s{n}", "type": "CSV", "path": f"/data/{n:090}"} for n in range(16)]
-    data = {"source": {"type": "Mix", "sources": sources}, "prepare": {"output": "/out"}}
-    recipe = Recipe.model_validate(
-        pod.recipe | {"data": data | {"splits": pod.recipe["data"]["splits"]}, "prepared": PREPARED}
-    )
-    assert recipe.data.splits
-    tag = build_source_tags(recipe, recipe.data.splits, None)["finetune_source"]
-    assert (len(tag), tag[:10], tag[-3:]) == (1000, "/data/0000", "...")
 @pytest.mark.parametrize(
     ("base", "resumed_from", "expected"),
     [
@@ -207,6 +207,15 @@ def test_the_version_that_the_training_started_from(
     assert tags.get("finetune_base_version") == expected
 
 
+def test_the_sources_of_a_large_mix_fit_into_a_tag(pod: Pod) -> None:
+    sources = [{"name": f"s{n}", "type": "CSV", "path": f"/data/{n:090}"} for n in range(16)]
+    data = {"source": {"type": "Mix", "sources": sources}, "prepare": {"output": "/out"}}
+    recipe = Recipe.model_validate(
+        pod.recipe | {"data": data | {"splits": pod.recipe["data"]["splits"]}, "prepared": PREPARED}
+    )
+    assert recipe.data.splits
+    tag = build_source_tags(recipe, recipe.data.splits, None)["finetune_source"]
+    assert (len(tag), tag[:10], tag[-3:]) == (1000, "/data/0000", "...")
 
 
 def test_the_result_of_the_preparation_is_on_the_run(pod: Pod) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from delta.tables import DeltaTable
     from pyspark.sql import DataFrame, SparkSession
 
-    from finetune_crds.source import SourceLocation
+    from finetune_crds.source import TableLocation
     from finetune_trainer.prep.source.location import Place
 
 # Delta's message about features that it does not have. Group 1: the features.
@@ -32,7 +32,7 @@ _MAX_MESSAGE_CHARS = 200
 
 
 def read(
-    spark: SparkSession, source: SourceLocation, place: Place | None, field: str
+    spark: SparkSession, source: TableLocation, place: Place | None, field: str
 ) -> tuple[DataFrame, int, str]:
     """Read a table at the requested version, or at the newest; return the rows, the version and the id of the table.
 
@@ -81,7 +81,7 @@ def explain_log_errors(table: str, *, reason: str = "", remedy: str = "") -> Ite
 
 
 def _read_version(
-    spark: SparkSession, source: SourceLocation, place: Place | None, field: str
+    spark: SparkSession, source: TableLocation, place: Place | None, field: str
 ) -> tuple[DataFrame, int, str]:
     table = _open_table(spark, source, place, field)
     version = _choose_version(table, source, field)
@@ -98,7 +98,7 @@ def _read_version(
     return frame, version, str(table.detail().select("id").first()["id"])
 
 
-def build_gone_error(source: SourceLocation) -> DataError:
+def build_gone_error(source: TableLocation) -> DataError:
     """Return the error of a version whose log or files no longer exist."""
     version = "the newest version" if source.version is None else f"version {source.version}"
     if source.version_time is not None:
@@ -110,7 +110,7 @@ def build_gone_error(source: SourceLocation) -> DataError:
     )
 
 
-def _open_table(spark: SparkSession, source: SourceLocation, place: Place | None, field: str) -> DeltaTable:
+def _open_table(spark: SparkSession, source: TableLocation, place: Place | None, field: str) -> DeltaTable:
     from delta.tables import DeltaTable
 
     if place is None:
@@ -127,7 +127,7 @@ def _open_table(spark: SparkSession, source: SourceLocation, place: Place | None
         ) from error
 
 
-def _choose_version(table: DeltaTable, source: SourceLocation, field: str) -> int:
+def _choose_version(table: DeltaTable, source: TableLocation, field: str) -> int:
     """Return the version that the recipe names by its number or by a time, or else the newest."""
     if source.version_time is not None:
         return _find_version_at(table, source.version_time, source, field)
@@ -140,7 +140,7 @@ def _choose_version(table: DeltaTable, source: SourceLocation, field: str) -> in
     return newest if source.version is None else source.version
 
 
-def _find_version_at(table: DeltaTable, time: datetime, source: SourceLocation, field: str) -> int:
+def _find_version_at(table: DeltaTable, time: datetime, source: TableLocation, field: str) -> int:
     """Return the version that was current at a time."""
     from pyspark.sql import functions as sf
 

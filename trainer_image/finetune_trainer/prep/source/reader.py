@@ -41,7 +41,7 @@ from finetune_trainer.examples.file_formats import (
 from finetune_trainer.pod.exit_status import DataError
 from finetune_trainer.prep.expressions import plain_text
 from finetune_trainer.prep.expressions.content import is_conversation
-from finetune_trainer.prep.source import delta_table, files, hub, text_files
+from finetune_trainer.prep.source import delta_table, files, hub, inference_table, text_files
 from finetune_trainer.prep.source.location import Place
 from finetune_trainer.prep.spark import metastore, session
 
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from finetune_crds.catalog import Catalog
-    from finetune_crds.source import NamedSource, Source
+    from finetune_crds.source import NamedSource, Source, TableLocation
     from finetune_trainer.prep.plan import Plan
 
 _NESTED = (ArrayType, StructType, MapType)
@@ -71,6 +71,7 @@ class Corpus:
     version: the version of a Delta table.
     revision: the commit of a Hub data set.
     identity: equal for equal rows of the source, as far as can be determined without reading them.
+    feedback_version: the version of the table of feedback.
     texts: the text files, whose lines must be checked before the rows are read; None for other files.
     table: the table or data set of the files, for messages; empty if the recipe names the files themselves.
     """
@@ -78,6 +79,7 @@ class Corpus:
     frame: DataFrame
     version: int | None = None
     revision: str | None = None
+    feedback_version: int | None = None
     identity: str = ""
     texts: text_files.TextFiles | None = None
     table: str = ""
@@ -96,6 +98,8 @@ def read(
     scratch: Path,
     field: str = "data.source",
     catalog: Catalog | None = None,
+    *,
+    columns_type: str = "Messages",
 ) -> Corpus:
     """Read a source, other than a mix, at one version, so that every pass reads the same rows.
 
@@ -103,6 +107,7 @@ def read(
         scratch: folder for what is downloaded; it must stay until the rows have been read.
         field: the recipe's field that holds the source, for messages.
         catalog: the catalog that finds tables by name.
+        columns_type: the kind of example to make of an inference table, as in `Columns`: Messages, Preference or Unpaired.
 
     Raises:
         RecipeRefusedError: the data set requires its own loading script.
@@ -113,7 +118,9 @@ def read(
         paths, commit = hub.fetch(source, scratch, field)
         frame = files.frame(spark, "Parquet", paths)
         return Corpus(frame, revision=commit, identity=commit, table=f"the data set {source.address}")
-    place = _locate(source, field, catalog)
+    if source.type == "InferenceTable":
+        return _read_inference_table(spark, source, field, catalog, columns_type)
+    place = _locate(source, field, source.type, catalog)
     if source.type == "Delta":
         frame, version, table_id = delta_table.read(spark, source, place, field)
         table = f"the Delta table {source.address}"
@@ -126,8 +133,28 @@ def read(
     return Corpus(frame, identity=listing, texts=texts)
 
 
-def _locate(source: Source | NamedSource, field: str, catalog: Catalog | None) -> Place | None:
-    """Return the location of a source; None for a table that the session finds by its name.
+def _read_inference_table(
+    spark: SparkSession, source: Source, field: str, catalog: Catalog | None, columns_type: str
+) -> Corpus:
+    """Read an inference table and its feedback, each at one version; raises as `read` and `inference_table.join_feedback` do."""
+    feedback = source.feedback
+    assert feedback is not None  # noqa: S101 - the schema requires it
+    place = _locate(source, field, "Delta", catalog)
+    inference_rows, version, table_id = delta_table.read(spark, source, place, field)
+    feedback_field = f"{field}.feedback"
+    place = _locate(feedback, feedback_field, "Delta", catalog)
+    feedback_rows, feedback_version, feedback_id = delta_table.read(spark, feedback, place, feedback_field)
+    return Corpus(
+        inference_table.join_feedback(inference_rows, feedback_rows, feedback, columns_type, field),
+        version,
+        feedback_version=feedback_version,
+        identity=f"{table_id}@{version} {feedback_id}@{feedback_version}",
+        table=f"the inference table {source.address}",
+    )
+
+
+def _locate(source: TableLocation, field: str, kind: str, catalog: Catalog | None) -> Place | None:
+    """Return the location of a source of a type; None for a table that the session finds by its name.
 
     Raises:
         DataError: a table has no catalog, or Unity Catalog denies access to it.
@@ -147,7 +174,7 @@ def _locate(source: Source | NamedSource, field: str, catalog: Catalog | None) -
     # The SDK takes half a second to import.
     from finetune_trainer.prep.source import unity_catalog
 
-    return unity_catalog.locate(source.table or "", source.type, f"{field}.table", catalog)
+    return unity_catalog.locate(source.table or "", kind, f"{field}.table", catalog)
 
 
 def check(frame: DataFrame, plan: Plan, where: str) -> None:
@@ -272,8 +299,13 @@ def require_texts(frame: DataFrame, names: Sequence[str], where: str) -> None:
 
 
 def list_columns(frame: DataFrame) -> list[Column]:
-    """Return the columns of the source, without the extra columns of `plain_text.written`."""
-    fields = [field for field in frame.schema.fields if not plain_text.is_written(field.name)]
+    """Return the columns of the source, without the extra columns of `plain_text.written` and of `inference_table`."""
+    added = (inference_table.LEFT_OUT, inference_table.LEFT_OUT_TEXT)
+    fields = [
+        field
+        for field in frame.schema.fields
+        if field.name not in added and not plain_text.is_written(field.name)
+    ]
     return [
         Column(field.name, _classify_type(field.dataType), field.dataType.simpleString()) for field in fields
     ]

@@ -15,15 +15,15 @@ from finetune_trainer.examples.chat_messages import WEIGHT
 from finetune_trainer.pod.exit_status import DataError, RecipeRefusedError, first_line
 from finetune_trainer.prep.expressions import plain_text
 from finetune_trainer.prep.expressions.jinja_template import REFUSAL
+from finetune_trainer.prep.expressions.labels import as_boolean
 from finetune_trainer.prep.expressions.template import quoted
 from finetune_trainer.prep.plan import LABEL, MARGIN
-from finetune_trainer.prep.source import condition, reader
-from finetune_trainer.prep.steps import conversations, decontaminate, labels, margins, near
+from finetune_trainer.prep.source import condition, inference_table, reader
+from finetune_trainer.prep.steps import conversations, decontaminate, margins, near
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-    from finetune_crds.prepare import Prepare
     from finetune_trainer.prep.plan import Form, Plan
 
 # Columns that the steps add; those of an example are described at `identify_examples`.
@@ -75,9 +75,11 @@ def _list_learned_values(frame: DataFrame, plan: Plan) -> list[str]:
     ]
 
 
-def list_filters(prepare: Prepare) -> list[str]:
-    """Return the filters of the recipe, in order, by field name."""
-    is_set = {
+def list_filters(plan: Plan) -> list[str]:
+    """Return the filters of the recipe, in order, by field name; first, the reasons why rows of an inference table are no examples."""
+    prepare = plan.prepare
+    reasons = inference_table.REASONS if plan.source.feedback else ()
+    is_set = dict.fromkeys(reasons, True) | {
         "notNull": True,
         "minQuality": prepare.min_quality is not None,
         "minChars": prepare.min_chars is not None,
@@ -107,7 +109,10 @@ def _build_filters(frame: DataFrame, plan: Plan) -> list[tuple[str, Column]]:
         "maxPromptChars": prompt > sf.lit(prepare.max_prompt_chars),
         "filter": ~sf.coalesce(sf.col(_CONDITION), sf.lit(False)),
     }
-    return [(name, failures[name]) for name in list_filters(prepare)]
+    if inference_table.LEFT_OUT in frame.columns:
+        left_out = sf.col(inference_table.LEFT_OUT)
+        failures |= {reason: left_out.eqNullSafe(reason) for reason in inference_table.REASONS}
+    return [(name, failures[name]) for name in list_filters(plan)]
 
 
 def require_valid_text(frame: DataFrame, form: Form) -> DataFrame:
@@ -138,7 +143,7 @@ def _has_blank(frame: DataFrame, plan: Plan) -> Column:
 def _get_value(frame: DataFrame, form: Form, name: str) -> Column:
     """Return the values of a column; null for an invalid label or margin."""
     if name == form.label:
-        return labels.as_boolean(frame, name)
+        return as_boolean(frame, name)
     return margins.as_number(name) if name == form.margin else sf.col(quoted(name))
 
 

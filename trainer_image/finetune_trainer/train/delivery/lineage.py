@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from finetune_crds.contract import TrainResult
     from finetune_crds.data import Splits
     from finetune_crds.recipe import Recipe
-    from finetune_crds.source import SourceLocation
+    from finetune_crds.source import TableLocation
     from finetune_trainer.train.data.corpus import Corpus
     from finetune_trainer.train.data.dataset import Split
 
@@ -245,13 +245,13 @@ def _find_base_version(recipe: Recipe) -> str | None:
 
 @dataclass(frozen=True)
 class ReadSource:
-    """A source of the preparation, as it was read.
+    """A source of the preparation or its feedback, as it was read.
 
     version: the version of a Delta table; None for other sources.
     revision: the commit of a data set of the Hub; None for other sources.
     """
 
-    source: SourceLocation
+    source: TableLocation
     version: int | None
     revision: str | None
 
@@ -267,7 +267,11 @@ def list_sources(recipe: Recipe) -> list[ReadSource]:
     if prepared is None or source is None:
         return []
     if source.sources is None:
-        return [ReadSource(source, prepared.source_version, prepared.source_revision)]
+        feedback = source.feedback
+        return [
+            ReadSource(source, prepared.source_version, prepared.source_revision),
+            *([ReadSource(feedback, prepared.feedback_version, None)] if feedback else []),
+        ]
     prepared_by_name = {part.name: part for part in prepared.sources or []}
     sources: list[ReadSource] = []
     for part in source.sources:

@@ -96,6 +96,17 @@ MISNAMED: dict[str, tuple[FineTuneJobSpec, list[str]]] = {
             + ITS,
         ],
     ),
+    "the table of feedback": (
+        spec(
+            DELTA
+            | {
+                "type": "InferenceTable",
+                "feedback": {"table": "thumbs", "requestIdColumn": "id", "ratingColumn": "up"},
+            },
+            UNITY,
+        ),
+        ["spec.data.source.feedback.table thumbs must be catalog.schema.table in Unity Catalog" + ITS],
+    ),
 }
 
 

@@ -298,6 +298,18 @@ FOLDERS: dict[str, tuple[Json, Json, list[str]]] = {
         {},
         ["data.prepare.decontaminate.sources[own].path /a"],
     ),
+    "feedback": (
+        {
+            **data(output="/data/b"),
+            "source": {
+                "type": "InferenceTable",
+                "path": "/data/logged",
+                "feedback": {"path": "/feedback", "requestIdColumn": "id", "ratingColumn": "up"},
+            },
+        },
+        mounted("/data", CLAIM),
+        ["data.source.feedback.path /feedback"],
+    ),
     "another folder": (
         data(output="/database"),
         mounted("/data", CLAIM),

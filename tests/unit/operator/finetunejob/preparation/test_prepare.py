@@ -50,6 +50,7 @@ RESULT = PrepResult(
     version=7,
     source_version=3,
     source_revision="c0ffee",
+    feedback_version=9,
     columns=Columns(type="PromptResponse", prompt="question", response="answer"),
     dropped={"notNull": 4, "minQuality": 0, "dedupe": 6},
     redacted={"Email": 7, "Phone": 0, "Secret": 1},
@@ -189,6 +190,7 @@ def test_its_result_becomes_the_status_and_training_starts_from_it() -> None:
         version=7,
         source_version=3,
         source_revision="c0ffee",
+        feedback_version=9,
         columns=RESULT.columns,
         dropped=[
             Dropped(step="notNull", rows=4),

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from finetune_crds.data import Columns
-from finetune_trainer.prep.steps import labels
+from finetune_trainer.prep.expressions import labels
 from unit.trainer.prep.recipes import Preparer, table_of
 
 if TYPE_CHECKING:
