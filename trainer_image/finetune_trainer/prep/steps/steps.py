@@ -19,7 +19,7 @@ from finetune_trainer.prep.expressions.labels import as_boolean
 from finetune_trainer.prep.expressions.template import quoted
 from finetune_trainer.prep.plan import LABEL, MARGIN
 from finetune_trainer.prep.source import condition, inference_table, reader
-from finetune_trainer.prep.steps import conversations, decontaminate, margins, near
+from finetune_trainer.prep.steps import conversations, decontaminate, labels, margins, near
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
