@@ -81,6 +81,16 @@ DEPENDENCIES_VOLUME = "finetune-dependencies"
 DEPENDENCIES_PATH = "/var/run/finetune/dependencies"
 # The script in the recipe's folder that installs packages with the Python of any image.
 DEPENDENCIES_FILE = "dependencies.py"
+# The upload of output.from: the folder in which the command's container and the container of the upload tell each other their states,
+# and the script in the recipe's folder that runs the command.
+UPLOAD_COMMAND = "finetune-upload"
+UPLOAD_VOLUME = "finetune-upload"
+UPLOAD_PATH = "/var/run/finetune/upload"
+OUTPUT_VOLUME = "finetune-output"
+OUTPUT_FILE = "output.py"
+# The files in UPLOAD_PATH. By the container of the upload: output.uri belongs to this attempt; the upload is complete; or a
+# RunReport of its failure. By the container of the command: the command has ended with 0.
+UPLOAD_CLAIMED, UPLOAD_DONE, UPLOAD_FAILED, UPLOAD_REQUESTED = "claimed", "done", "failed", "requested"
 CHECKOUT_FAILED = "CheckoutFailed"  # the reason of an error of the checkout
 DEPENDENCIES_FAILED = "DependenciesFailed"  # the reason of an error of the installation
 # Mount path of the claim of model.cache, in the training pods and in the prep pod.
@@ -359,7 +369,10 @@ class TerminationMessage(ApiModel):
 
 
 class RunReport(ApiModel):
-    """The report that a preparation on Databricks writes to the volume: the exit code and the termination message that a pod would have."""
+    """The exit code and the termination message that a pod would have, in a file.
+
+    A preparation on Databricks writes it to the volume, and the container of the upload to UPLOAD_PATH if it fails.
+    """
 
     exit_code: NonNegative
     message: TerminationMessage = Field(default_factory=TerminationMessage)

@@ -1,11 +1,17 @@
-"""`spec.output`: a folder for the model, in addition to the registry or instead of it."""
+"""`spec.output`: a folder for the model, in addition to the registry or instead of it, or for what your command writes."""
 
 from __future__ import annotations
 
-from pydantic import ConfigDict
+from typing import Annotated
+
+from pydantic import ConfigDict, Field
 
 from finetune_crds.base import FOLDER_FORMATS, STORED_FOLDER_PATTERN, ApiModel, Rule, Uri, rules
 from finetune_crds.databricks import build_workspace_folder_rules
+from finetune_crds.env import LocalReference
+
+# Folders that the operator or Kubernetes mounts, and the root: nothing else can be mounted there.
+_TAKEN_FOLDERS = "^/+$|^/(dev|proc|sys|etc/finetune|var/run)(/|$)"
 
 
 class Output(ApiModel):
@@ -17,7 +23,12 @@ class Output(ApiModel):
                 f"self.uri.matches('{STORED_FOLDER_PATTERN}')",
                 f"uri must be {FOLDER_FORMATS} on a volume",
                 ".uri",
-            )
+            ),
+            (
+                "!has(self.secretRef) || has(self.from)",
+                "secretRef can be set only when from is set: the built-in loop uses the credentials in pods.train",
+                ".secretRef",
+            ),
         )
     )
 
@@ -25,7 +36,32 @@ class Output(ApiModel):
     """Folder for this model alone: s3://bucket/folder, gs://bucket/folder,
     abfss://container@account.dfs.core.windows.net/folder, or an absolute path on a volume that pods.train.template mounts;
     if tracking.uri is databricks, also /Volumes of the workspace. It gets weights, configuration, tokenizer and model card
-    in the format of transformers and peft, and can be model.base of another job."""
+    in the format of transformers and peft, and can be model.base of another job. With from, it gets the files of your
+    command."""
+    from_: (
+        Annotated[
+            str,
+            Field(
+                min_length=2,
+                max_length=512,
+                json_schema_extra=rules(
+                    (
+                        "self.startsWith('/') && !self.contains('..') && !self.contains('//')",
+                        "write the folder as an absolute path, such as /outputs",
+                    ),
+                    (
+                        f"!self.matches('{_TAKEN_FOLDERS}')",
+                        "the operator or Kubernetes uses this folder: choose another one, such as /outputs",
+                    ),
+                ),
+            ),
+        ]
+        | None
+    ) = Field(default=None, alias="from")
+    """Folder of the first training pod whose files are uploaded to uri after trainer.command has ended with 0 there. On no
+    volume of pods.train.template, it is an emptyDir. Required with trainer.command."""
+    secret_ref: LocalReference | None = None
+    """Secret whose keys become variables of the upload only, in addition to those of pods.train."""
 
 
 def _with_slash(folder: str) -> str:
@@ -35,12 +71,31 @@ def _with_slash(folder: str) -> str:
 
 _OUTPUT_FOLDER, _CHECKPOINT_FOLDER = _with_slash("self.output.uri"), _with_slash("self.checkpoint.uri")
 
+_COMMAND = "(has(self.trainer.command) && size(self.trainer.command) > 0)"
+_FROM = "has(self.output) && has(self.output.from)"
+_FROM_FOLDER, _CODE_FOLDER = _with_slash("self.output.from"), _with_slash("self.trainer.code.mountPath")
+
 OUTPUT_RULES = (
     Rule(
-        "!has(self.output) || !has(self.trainer.command) || size(self.trainer.command) == 0",
-        "output must not be set when trainer.command is set: your command writes the model, so name its folder in trainer.args "
-        "or trainer.parameters",
+        f"!has(self.output) || has(self.output.from) || !{_COMMAND}",
+        "output requires from when trainer.command is set: name the folder that your command writes, such as from: /outputs",
         ".output",
+    ),
+    Rule(
+        f"!({_FROM}) || {_COMMAND}",
+        "output.from can be set only when trainer.command is set: the built-in loop writes its model to output.uri",
+        ".output.from",
+    ),
+    Rule(
+        f"!({_FROM}) || !self.output.uri.startsWith('/') || "
+        f"(!{_OUTPUT_FOLDER}.startsWith({_FROM_FOLDER}) && !{_FROM_FOLDER}.startsWith({_OUTPUT_FOLDER}))",
+        "output.from and output.uri overlap: if your command writes to the volume itself, remove output",
+        ".output.from",
+    ),
+    Rule(
+        f"!({_FROM}) || !has(self.trainer.code) || has(self.trainer.code.git) || !{_FROM_FOLDER}.startsWith({_CODE_FOLDER})",
+        "output.from is in trainer.code.mountPath, which is read-only: choose another folder, such as /outputs",
+        ".output.from",
     ),
     Rule(
         "!has(self.output) || !has(self.checkpoint) || !has(self.checkpoint.uri) || "

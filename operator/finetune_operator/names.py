@@ -56,6 +56,7 @@ EVALUATE_CONTAINER = "evaluate"
 FETCH_CONTAINER = "fetch"
 CHECKOUT_CONTAINER = "checkout"
 DEPENDENCIES_CONTAINER = "dependencies"
+UPLOAD_CONTAINER = "upload"
 
 # Values of LABEL_COMPONENT, also used in names.
 PREP = "prep"

@@ -1,4 +1,7 @@
-"""A script of the user's own, on HF's Trainer, finds the rendezvous, its parameters, its packages and the run in its environment."""
+"""A script of the user's own, on HF's Trainer, finds the rendezvous, its parameters, its packages and the run in its environment.
+
+What it leaves in a folder of the pod is uploaded.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,11 @@ from e2e.stories import Stage
 from support import wheels
 
 WHEELHOUSE = "/wheelhouse"
+OUTPUT = {
+    "uri": "s3://finetune/models/own-script",
+    "from": "/outputs",
+    "secretRef": {"name": "s3-credentials"},
+}
 
 
 @dataclass(frozen=True)
@@ -29,6 +37,10 @@ class OwnScript:
 def run_story(stage: Stage) -> OwnScript:
     """Run the sample with a package of its own."""
     code, job = yaml.safe_load_all((SAMPLES / "own-script.yaml").read_text(encoding="utf-8"))
+    code["data"]["train.py"] += (
+        "if os.environ['NODE_RANK'] == '0':\n    open('/outputs/config.json', 'w').write('{}')\n"
+    )
+    job["spec"]["output"] = OUTPUT
     with tempfile.TemporaryDirectory() as folder:
         name = stage.jobs.apply(*with_a_package(code, job, Path(folder)))
     return OwnScript(stage.jobs.follow(name), stage.jobs.logs(name))
@@ -49,6 +61,10 @@ def test_a_script_without_model_and_data_trains_on_both_nodes(story: OwnScript) 
     progress = story.job["status"]["progress"]
     assert (progress["step"], progress["maxSteps"], progress["summary"]) == (40, 40, "100%")
     assert progress["loss"] < 1.0
+
+
+def test_what_the_script_left_is_uploaded(story: OwnScript) -> None:
+    assert story.job["status"]["model"] == {"folder": OUTPUT["uri"], "summary": OUTPUT["uri"]}
 
 
 def with_a_package(code: Json, job: Json, folder: Path) -> list[Json]:

@@ -36,6 +36,7 @@ WAITS = {
     "support-qwen": "DatabricksNotConfigured",
     "volumes-of-unity-catalog": "CredentialsMissing",
     "support-chat": "StorageNotConfigured",
+    "alpaca-llama-8b": "CredentialsMissing",
 }
 
 

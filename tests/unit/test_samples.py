@@ -247,6 +247,7 @@ IN_NO_SAMPLE = {
     "spec.model.chatTemplate.jinja",
     "spec.model.trustRemoteCode",
     "spec.objective.distillation.teacherTrustRemoteCode",
+    "spec.output.secretRef.optional",
     "spec.register.signature",
     "spec.training.decayRatio",
     "spec.training.earlyStopping.minDelta",

@@ -25,6 +25,7 @@ def evaluated(evaluation: Json, **spec: Any) -> Json:
     return job(evaluation=evaluation, **({"register": {}} | spec))
 
 
+SCRIPT: Json = {"command": ["torchrun", "a.py"]}
 OBJECT = "an object's name must consist of lowercase letters"
 VARIABLE = "an environment variable's name can contain letters"
 SCOPED: Json = {"env": [{"name": "TOKEN", "value": "{{secrets/hub/token}}"}]}
@@ -49,10 +50,54 @@ REFUSED: dict[str, tuple[Json, str]] = {
         job(data=prepared(spark={"conf": {"spark.hadoop.fs.s3a.secret.key": "{{secrets/lake/key}}"}})),
         NO_SCOPE,
     ),
-    "an output of a script": (
-        job(output={"uri": "gs://models/support"}, trainer={"command": ["torchrun", "a.py"]}),
-        "output must not be set when trainer.command is set",
-    ),
+    **{
+        f"an output {case}": (job(output=output, trainer=trainer), message)
+        for case, output, trainer, message in (
+            (
+                "of a script without its folder",
+                {"uri": "gs://models/support"},
+                SCRIPT,
+                "output requires from when trainer.command is set: name the folder that your command writes",
+            ),
+            (
+                "of the built-in loop from a folder",
+                {"uri": "gs://models/support", "from": "/outputs"},
+                {},
+                "output.from can be set only when trainer.command is set",
+            ),
+            (
+                "with a login of its own",
+                {"uri": "gs://models/support", "secretRef": {"name": "store"}},
+                {},
+                "secretRef can be set only when from is set",
+            ),
+            *(
+                (
+                    f"from {folder} to {uri}",
+                    {"uri": uri, "from": folder},
+                    SCRIPT,
+                    "output.from and output.uri overlap",
+                )
+                for folder, uri in (("/mnt/a", "/mnt/a"), ("/mnt/a/b", "/mnt/a"), ("/mnt/a", "/mnt/a/b"))
+            ),
+            *(
+                (f"from {folder}", {"uri": "gs://models/support", "from": folder}, SCRIPT, message)
+                for folder, message in (
+                    ("outputs", "write the folder as an absolute path"),
+                    ("/a/../outputs", "write the folder as an absolute path"),
+                    ("/etc/finetune/outputs", "the operator or Kubernetes uses this folder"),
+                    ("/var/run/finetune", "the operator or Kubernetes uses this folder"),
+                    ("/dev/shm", "the operator or Kubernetes uses this folder"),
+                )
+            ),
+            (
+                "from the folder of the code",
+                {"uri": "gs://models/support", "from": "/workspace/outputs"},
+                {**SCRIPT, "code": {"configMapRef": {"name": "code"}}},
+                "output.from is in trainer.code.mountPath, which is read-only",
+            ),
+        )
+    },
     "an output in a store that cannot be written": (
         job(output={"uri": "hdfs://models/support"}),
         "uri must be s3://bucket/folder, gs://bucket/folder",
@@ -367,6 +412,16 @@ ACCEPTED: dict[str, Json] = {
     ),
     "models on a claim, on CPUs": job(
         model={"base": "org/base", "cache": {"claimName": "models"}}, distributed={"device": "CPU"}
+    ),
+    "what a script leaves in the folder of its code from Git": job(
+        output={"uri": "s3://models/a", "from": "/workspace/outputs", "secretRef": {"name": "store"}},
+        trainer=code(git={"url": "https://host/owner/code.git"}),
+    ),
+    "what a script leaves, in a workspace": job(
+        output={"uri": "/Volumes/main/llm/a", "from": "/Volumes2/a"},
+        trainer=SCRIPT,
+        tracking=AT_DATABRICKS,
+        register=None,
     ),
     "to resume from a job": job(checkpoint={"resumeFrom": {"type": "Job", "name": "another"}}),
     "to resume from a place": job(

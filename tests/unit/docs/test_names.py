@@ -37,7 +37,7 @@ _LABEL = re.compile(r"finetune\.dev/[\w-]+")
 # Fields of Kubernetes' own objects, and names of other tools that look like fields of ours.
 OF_OTHERS = {
     "backoffLimit", "fieldPath", "lastTransitionTime", "messageExpression", "nodeSelector", "observedGeneration", "podFailurePolicy", "secretKeyRef",
-    "terminationGracePeriodSeconds", "valueFrom.secretKeyRef", "host.cluster.internal", "catalog.schema.name", "catalog.schema.table", "database.table",
+    "sizeLimit", "terminationGracePeriodSeconds", "valueFrom.secretKeyRef", "host.cluster.internal", "catalog.schema.name", "catalog.schema.table", "database.table",
     "pods.eks.amazonaws.com", "checkpoint.checkpoint_dir", "dropDuplicates", "mlflow.pyfunc", "mlflow.pyfunc.load_model", "mlflow.register_model", "mlflow.source.git", "mlflow.source.git.branch", "mlflow.source.git.commit",
     "mlflow.source.git.repoURL", "mlflow.transformers", "mlflow.transformers.load_model", "randomSplit", "requirements.txt", "step_scheduler.max_steps",
     "spark.dynamicAllocation.enabled", "spark.executor.memoryOverheadFactor", "spark.kubernetes.executor.limit.cores",

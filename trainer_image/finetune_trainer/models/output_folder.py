@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import json
+import sys
+import time
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from finetune_trainer.pod.exit_status import PodFailure, RecipeRefusedError, SupersededError, TrainingError
 from finetune_trainer.storage import filesystems
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
+
+    from fsspec import AbstractFileSystem
 
     from finetune_crds.recipe import JobReference
 
+T = TypeVar("T")
 MANIFEST = "finetune_model.json"
 _CONFIGS = ("adapter_config.json", "config.json")
 
@@ -70,10 +76,14 @@ class ModelFolder:
         uri: the URI of the folder, on a volume or in an object store.
         job: the FineTuneJob.
         attempt: the number of the attempt.
+        retry_delays_seconds: the pauses before each retry of a request that the storage failed, while the model is written.
     """
 
-    def __init__(self, uri: str, job: JobReference, attempt: int) -> None:
+    def __init__(
+        self, uri: str, job: JobReference, attempt: int, *, retry_delays_seconds: Sequence[float] = ()
+    ) -> None:
         self.uri = uri.rstrip("/")
+        self._retry_delays_seconds = retry_delays_seconds
         # The manifest of this attempt, before any file is written.
         self._manifest = Manifest(f"{job.namespace}/{job.name}", job.uid, attempt)
 
@@ -131,20 +141,43 @@ class ModelFolder:
         # NB: `claim` was able to write to the folder, so a refusal now may be temporary: another attempt may have access again.
         with self._translating_errors(TrainingError):
             files, path = filesystems.open_filesystem(self.uri)
-            manifest = self._build_manifest(self._check())
+            manifest = self._build_manifest(self._retry(self._check))
             earlier = manifest.names()
-            self._write(replace(manifest, begun=sorted({*earlier, *names})))
+            self._retry(lambda: self._write(replace(manifest, begun=sorted({*earlier, *names}))))
             # NB: a loader that ignores the manifest would take a folder with an old configuration for a complete model, and an old index
             # for the list of the weights, so both are deleted before anything is written.
-            self._remove({name for name in earlier if _is_config(name) or name not in sizes})
+            self._retry(
+                lambda: self._remove({name for name in earlier if _is_config(name) or name not in sizes})
+            )
             for name in names:
-                # A later attempt may have taken over the folder since the last file.
-                self._check()
-                target = f"{path}/{name}"
-                filesystems.make_folder(files, str(PurePosixPath(target).parent))
-                files.put_file(str(sources[name]), target)
-            self._check()
-            self._write(replace(self._manifest, files=sizes))
+                self._retry(partial(self._put, files, sources[name], f"{path}/{name}"))
+            self._retry(self._check)
+            self._retry(lambda: self._write(replace(self._manifest, files=sizes)))
+
+    def _put(self, files: AbstractFileSystem, source: Path, target: str) -> None:
+        # A later attempt may have taken over the folder since the last file.
+        self._check()
+        filesystems.make_folder(files, str(PurePosixPath(target).parent))
+        files.put_file(str(source), target)
+
+    def _retry(self, operation: Callable[[], T]) -> T:
+        """Call `operation`, which can be repeated; if the storage fails, call it again after a pause."""
+        for delay_seconds in self._retry_delays_seconds:
+            try:
+                return operation()
+            except PodFailure:
+                raise
+            except Exception as error:
+                failure = filesystems.describe_failure(error)
+                if failure is None:
+                    raise
+                print(
+                    f"output.uri {self.uri} cannot be written: {failure}; retrying in {delay_seconds:g} s",
+                    file=sys.stderr,
+                    flush=True,
+                )
+                time.sleep(delay_seconds)
+        return operation()
 
     def _check(self, *, claiming: bool = False) -> Manifest | None:
         """Return the manifest of the folder if this job may write there; None if the folder is empty.

@@ -14,6 +14,7 @@ from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.finetunejob.pods import (
     memory_reduction,
     own_code,
+    own_output,
     probing,
     queueing,
     rendezvous,
@@ -99,6 +100,7 @@ def build_recipe(draft: Draft) -> Json:
             contract.RECIPE_FILE: recipe.to_yaml(),
             **({contract.PARAMETERS_FILE: as_yaml(trainer.parameters)} if trainer.command else {}),
             **own_code.files(trainer),
+            **own_output.files(draft.spec),
         },
     }
 
@@ -197,6 +199,7 @@ def _build_pod_template(draft: Draft, attempt: int) -> Json:
         node_lost_seconds=spec.distributed.node_lost_seconds,
     )
     pod = own_code.add_init_containers(draft, dict(merge(pod, login)))
+    pod = own_output.add_upload(draft, pod, _seconds_to_save(pods.template))
     pod["spec"].setdefault("topologySpreadConstraints", [_spread(draft, attempt)])
     return pod
 
