@@ -83,6 +83,38 @@ def test_a_value_that_differs_is_found() -> None:
     assert wrong == ["training.epochs", "training.epoch"]
 
 
+# What people ask for that is done elsewhere or not at all, by section: the first words of a row.
+ROWS: dict[str, list[str]] = {
+    "How to": [
+        "see the log of one node",
+        "check a job without running it",
+        "watch it",
+        "put a folder of code into a ConfigMap",
+        "put a folder of code on a claim",
+        "change a few fields of a manifest",
+    ],
+    "What is not there": [
+        "autoscaling of the new cluster of a Databricks run",
+        "FP16 compression of gradients",
+        "Horovod scripts",
+        "Megatron",
+        "Neptune",
+        "vision language models",
+        "TPU",
+        "DiLoCo",
+        "GPUs of other people",
+        "`dbfs:/`",
+    ],
+}
+
+
+@pytest.mark.parametrize("section", ROWS)
+def test_what_people_ask_for_has_a_row(section: str) -> None:
+    rows = re.findall(r"^\| (.+?) \| (.+) \|$", dict(sections(PAGE.text))[section], re.MULTILINE)[1:]
+    assert [subject for subject in ROWS[section] if not any(row.startswith(subject) for row, _ in rows)] == []
+    assert [row for row, answer in rows if len(answer) < 20] == []
+
+
 # What the published notebook sets, beyond the defaults of its libraries, by the field that sets it.
 NOTEBOOK: dict[str, Any] = {
     "data.prepare.minQuality": 0.85,
@@ -130,3 +162,37 @@ def test_the_sample_of_the_notebook_is_the_notebook() -> None:
         for document in yaml.safe_load_all((SAMPLES / "databricks-notebook.yaml").read_text(encoding="utf-8"))
     )
     assert {field: read_field(spec, field) for field in NOTEBOOK} == NOTEBOOK
+
+
+# What the published train.yaml and its script set, by the field that sets it.
+AIR: dict[str, Any] = {
+    "distributed.nodes": 2,
+    "distributed.gpusPerNode": 8,
+    "distributed.networkInterface": "eth0",
+    "trainer.parameters": {
+        "model_name": "meta-llama/Llama-3.1-8B",
+        "dataset_name": "tatsu-lab/alpaca",
+        "max_seq_len": 1024,
+        "per_device_batch_size": 4,
+        "gradient_accumulation_steps": 2,
+        "learning_rate": 2e-5,
+        "max_steps": 100,
+        "activation_checkpointing": True,
+        "output_dir": "/mnt/output",
+    },
+    "output.from": "/mnt/output",
+    "runPolicy": {"maxRestarts": 3, "activeDeadlineSeconds": 21600},
+}
+
+
+def test_the_sample_of_the_air_cli_is_its_example() -> None:
+    (spec,) = (
+        document["spec"]
+        for document in yaml.safe_load_all((SAMPLES / "air-cli.yaml").read_text(encoding="utf-8"))
+    )
+    assert {field: read_field(spec, field) for field in AIR} == AIR
+    (_, _, command) = spec["trainer"]["command"]
+    assert command == (
+        "cd $CODE_SOURCE_PATH && torchrun --nnodes=$NUM_NODES --node_rank=$NODE_RANK --nproc_per_node=$LOCAL_WORLD_SIZE "
+        "--master_addr=$MASTER_ADDR --master_port=$MASTER_PORT train.py"
+    )

@@ -41,6 +41,8 @@ OF_OTHERS = {
     "pods.eks.amazonaws.com", "checkpoint.checkpoint_dir", "dropDuplicates", "mlflow.pyfunc", "mlflow.pyfunc.load_model", "mlflow.register_model", "mlflow.source.git", "mlflow.source.git.branch", "mlflow.source.git.commit",
     "mlflow.source.git.repoURL", "mlflow.transformers", "mlflow.transformers.load_model", "randomSplit", "requirements.txt", "step_scheduler.max_steps",
     "spark.dynamicAllocation.enabled", "spark.executor.memoryOverheadFactor", "spark.kubernetes.executor.limit.cores",
+    "compute.num_accelerators", "compute.accelerator_type", "compute.pool_id", "compute.priority_class", "environment.version",
+    "environment.unity_catalog_image", "code_source.snapshot.root_path", "code_source.root_path", "checkpoint.staging_dir", "torch.distributed",
     "driver.template", "initContainers", "restartPolicy", "environment.dependencies", "executor.template", "spark.jobNamespaces", "sparkConf",
     "extraJavaOptions", "fs.azure", "fs.gs", "spark.databricks.delta", "spark.hadoop.fs.s3a", "spark.jars", "spark.memory", "spark.network", "spark.plugins", "spark.shuffle", "spark.sql.adaptive", "spark.sql.extensions", "spark.sql.files", "spark.sql.shuffle",
 }  # fmt: skip

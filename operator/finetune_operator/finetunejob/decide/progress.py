@@ -65,7 +65,7 @@ def _copy_progress(draft: Draft, run: Run) -> None:
         return
     # The loggers of other trainers may report no step, but MLflow has the steps of their losses.
     step = to_count(metrics.get(contract.METRIC_STEP, _newest_step(run, loss_names))) or 0
-    max_steps = to_count(metrics.get(contract.METRIC_MAX_STEPS, run.planned_steps))
+    max_steps = to_count(metrics.get(contract.METRIC_MAX_STEPS, run.planned_steps or _read_parameter(draft)))
     before = draft.status.progress
     percent = min(100 * step // max_steps, 100) if max_steps else None
     seconds_remaining = to_count(metrics.get(contract.METRIC_SECONDS_REMAINING))
@@ -87,6 +87,13 @@ def _copy_progress(draft: Draft, run: Run) -> None:
     if has_news:
         after = after.model_copy(update={"update_time": draft.now})
     draft.update(progress=after)
+
+
+def _read_parameter(draft: Draft) -> float | None:
+    """The number of steps among the parameters of a custom command, which scripts that log no such metric read too; None without it."""
+    value = draft.spec.trainer.parameters.get(contract.PARAM_MAX_STEPS)
+    is_count = isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+    return float(value) if is_count else None
 
 
 def _first_metric(metrics: Mapping[str, float], metric_names: Sequence[str]) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 import re
@@ -12,14 +13,17 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import yaml
 from deltalake import DeltaTable
 
 from finetune_crds.contract import PrepResult
 from finetune_crds.data import Columns
+from finetune_crds.reference import SAMPLES
 from finetune_crds.training import ModelCache
 from finetune_trainer.models.cache import Cache
 from finetune_trainer.pod import exit_status
 from finetune_trainer.prep import output, pipeline
+from fixtures.fake_hub import Repository, running
 from unit.trainer.prep.corpus import DIRTY, DROPPED, ROWS, STEPS, counted
 from unit.trainer.prep.recipes import PAIR_TOKENS, prepare_quickly, prepared, recipe, table_of
 
@@ -158,6 +162,43 @@ def test_columns_are_found_in_the_schema(
     )
     # A pod that is tried again still knows.
     assert ask(source=source, columns=None, splitRatios=only_train) == result
+
+
+def test_the_sample_reads_squad_from_the_hub(
+    ask_and_commit: Asker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answers of SQuAD are a structure of lists, of which the template takes the first text."""
+    sample = yaml.safe_load((SAMPLES / "nemo-recipe.yaml").read_text(encoding="utf-8"))["spec"]
+    answers = pa.struct([("text", pa.list_(pa.string())), ("answer_start", pa.list_(pa.int32()))])
+    schema = pa.schema(
+        [*((name, pa.string()) for name in ("id", "title", "context", "question")), ("answers", answers)]
+    )
+    places = ("Normandy", "Oxygen", "Warsaw")
+    rows = [
+        {
+            "id": place,
+            "title": place,
+            "context": f"{place} is one.",
+            "question": "Which is one?",
+            "answers": {"text": [place, "that"], "answer_start": [0, 0]},
+        }
+        for place in places
+    ]
+    file = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(rows, schema), file)
+    repository = Repository({"plain_text/train-00000-of-00001.parquet": file.getvalue(), "README.md": b""})
+    of_sample = {name: value for name, value in sample["data"]["prepare"].items() if name != "output"}
+    with running(monkeypatch, tmp_path / "cache", {"rajpurkar/squad": repository}):
+        result = ask_and_commit(
+            source=sample["data"]["source"],
+            columns=sample["data"]["columns"],
+            objective=sample["objective"],
+            **of_sample | {"splitRatios": {"train": 1, "validation": 0, "test": 0}},
+        )
+    texts = {(row["prompt"], row["response"]) for row in table_of(result)}
+    assert texts == {
+        (f"Context: {place} is one.\nQuestion: Which is one?\nAnswer:", f" {place}") for place in places
+    }
 
 
 def test_preferences_come_through_every_step(ask_and_commit: Asker, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from typing import Any
 
 import pytest
 
@@ -181,6 +182,30 @@ def test_the_step_is_that_of_mlflow_where_nothing_logs_it(
     run = dataclasses.replace(mlflow.run, steps=steps, planned_steps=planned)
     progress = follow(dataclasses.replace(mlflow, run=run)).status.progress
     assert (progress.step, progress.max_steps, progress.summary) == expected
+
+
+# The parameters of a custom command, the steps that its run names, and the number of steps.
+PARAMETERS: dict[str, tuple[dict[str, Any], int | None, int | None]] = {
+    "the script logs no number of steps": ({"max_steps": 100}, None, 100),
+    "a script that logs it": ({"max_steps": 100}, 80, 80),
+    "a number in a text": ({"max_steps": "100"}, None, None),
+    "epochs": ({"max_steps": -1, "epochs": 3}, None, None),
+    "a truth": ({"max_steps": True}, None, None),
+}
+
+
+@pytest.mark.parametrize(("parameters", "planned", "expected"), PARAMETERS.values(), ids=PARAMETERS)
+def test_a_parameter_of_a_command_has_the_number_of_steps(
+    parameters: dict[str, Any], planned: int | None, expected: int | None
+) -> None:
+    mlflow = tracked(metrics={"loss": 1.0})
+    assert mlflow.run
+    run = dataclasses.replace(mlflow.run, steps={"loss": 20}, planned_steps=planned)
+    world = observed(child("tune-train-1"), mlflow=dataclasses.replace(mlflow, run=run))
+    job = ftj(running(), trainer={"command": ["torchrun", "a.py"], "parameters": parameters})
+    progress = conclude(job, world, at=later(30), settings=SETTINGS).status.progress
+    assert progress is not None
+    assert (progress.step, progress.max_steps) == (20, expected)
 
 
 def test_progress_is_dated_when_it_changes_and_no_later() -> None:
