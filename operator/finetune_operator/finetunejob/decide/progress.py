@@ -92,8 +92,9 @@ def _copy_progress(draft: Draft, run: Run) -> None:
 def _read_parameter(draft: Draft) -> float | None:
     """The number of steps among the parameters of a custom command, which scripts that log no such metric read too; None without it."""
     value = draft.spec.trainer.parameters.get(contract.PARAM_MAX_STEPS)
-    is_count = isinstance(value, int | float) and not isinstance(value, bool) and value > 0
-    return float(value) if is_count else None
+    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+        return None
+    return float(value)
 
 
 def _first_metric(metrics: Mapping[str, float], metric_names: Sequence[str]) -> float | None:
