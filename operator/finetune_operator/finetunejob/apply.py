@@ -189,15 +189,15 @@ class FineTuneJobApplier:
             self.store.put("FineTuneJob", written)
 
     async def _delete(self, ftj: FineTuneJob, decision: Decision) -> None:
-        if decision.sweep:
+        if decision.deletes_all:
             for kind in COMPANIONS:
-                await self._sweep(ftj, kind)
+                await self._delete_all(ftj, kind)
             for kind in backends.list_leftover_kinds(ftj):
-                await self._sweep_leftovers(ftj, kind)
+                await self._delete_leftovers(ftj, kind)
         for item in decision.delete:
             await self._delete_child(ftj, item)
 
-    async def _sweep(self, ftj: FineTuneJob, kind: str) -> None:
+    async def _delete_all(self, ftj: FineTuneJob, kind: str) -> None:
         """Delete all children of a kind."""
         selector = f"{names.LABEL_UID}={ftj.uid}"
         for body in (await self.kube.list(kind, ftj.namespace, labelSelector=selector)).objects:
@@ -205,9 +205,9 @@ class FineTuneJobApplier:
             if is_child(body, ftj):
                 await self.kube.delete(kind, ftj.namespace, meta["name"], meta["uid"])
 
-    async def _sweep_leftovers(self, ftj: FineTuneJob, kind: str) -> None:
+    async def _delete_leftovers(self, ftj: FineTuneJob, kind: str) -> None:
         try:
-            await self._sweep(ftj, kind)
+            await self._delete_all(ftj, kind)
         except KubeError as error:
             # The custom kind may no longer be installed, or this operator may have lost the permission to delete its objects.
             if error.status not in (403, 404):

@@ -389,7 +389,7 @@ class Decision:
         apply: children to create or update.
         delete: children to delete.
         scaled: Jobs whose parallelism changes, each with this field alone.
-        sweep: whether to delete all Services, ConfigMaps and custom children, in addition to `delete`.
+        deletes_all: whether to delete all Services, ConfigMaps and custom children, in addition to `delete`.
         actions: writes to MLflow and Databricks.
         finalizer: whether the resource must have the operator's finalizer; None to leave it unchanged.
         dry_runs: objects to create as dry runs. If there are any, the decision is made again with the response, and replaces this decision.
@@ -401,7 +401,7 @@ class Decision:
     apply: tuple[Json, ...] = ()
     delete: tuple[Deletion, ...] = ()
     scaled: tuple[Json, ...] = ()
-    sweep: bool = False
+    deletes_all: bool = False
     actions: tuple[Action, ...] = ()
     finalizer: bool | None = None
     dry_runs: tuple[Json, ...] = ()

@@ -91,7 +91,7 @@ def _close_run(draft: Draft) -> None:
 
 
 def _delete_children(draft: Draft) -> None:
-    """Delete all children when their TTL has expired: the Jobs here, the other kinds by `draft.sweep`."""
+    """Delete all children when their TTL has expired: the Jobs here, the other kinds by `draft.deletes_all`."""
     ttl = draft.ftj.spec.run_policy.ttl_seconds_after_finished if draft.ftj.spec else None
     ended = draft.status.completion_time
     if ttl is None or ended is None:
@@ -107,5 +107,5 @@ def _delete_children(draft: Draft) -> None:
         f"the child resources were deleted {ttl} s after the job finished: runPolicy.ttlSecondsAfterFinished"
     )
     draft.set(ConditionType.PODS_HEALTHY, None, ConditionReason.NO_PODS, message)
-    # Sweep in the pass that sets the condition. The status is written after the deletions, so an interrupted pass is repeated.
-    draft.sweep = draft.condition(ConditionType.PODS_HEALTHY) != before
+    # Delete them in the pass that sets the condition. The status is written after the deletions, so an interrupted pass is repeated.
+    draft.deletes_all = draft.condition(ConditionType.PODS_HEALTHY) != before

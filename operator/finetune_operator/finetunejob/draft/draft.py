@@ -37,7 +37,7 @@ class Draft(StatusBuilder[FineTuneJobStatus]):
     apply: list[Json] = field(default_factory=list)
     delete: list[Deletion] = field(default_factory=list)
     scaled: list[Json] = field(default_factory=list)
-    sweep: bool = False
+    deletes_all: bool = False
     actions: list[Action] = field(default_factory=list)
     finalizer: bool | None = None
     dry_runs: list[Json] = field(default_factory=list)
@@ -133,7 +133,7 @@ class Draft(StatusBuilder[FineTuneJobStatus]):
             apply=tuple(self.apply),
             delete=tuple(self.delete),
             scaled=tuple(self.scaled),
-            sweep=self.sweep,
+            deletes_all=self.deletes_all,
             actions=tuple(self.actions),
             finalizer=self.finalizer,
             dry_runs=tuple(self.dry_runs),

@@ -170,23 +170,23 @@ SWEPT = "the child resources were deleted 60 s after the job finished: runPolicy
 
 def test_children_stay_for_their_time() -> None:
     decision = conclude(ftj(DONE, **TTL), LEFT, at=later(59))
-    assert (deleted(decision), decision.sweep, decision.requeue_seconds) == ([], False, 1)
+    assert (deleted(decision), decision.deletes_all, decision.requeue_seconds) == ([], False, 1)
 
 
 def test_children_go_after_their_time_and_once() -> None:
     decision = conclude(ftj(DONE, **TTL), LEFT, at=later(60))
-    assert (deleted(decision), decision.sweep) == (["tune-prep", "tune-train-1"], True)
+    assert (deleted(decision), decision.deletes_all) == (["tune-prep", "tune-train-1"], True)
     assert said(decision, ConditionType.PODS_HEALTHY) == ("Unknown", ConditionReason.NO_PODS, SWEPT)
     again = conclude(ftj(decision.status, **TTL), observed(), at=later(90))
-    assert (deleted(again), again.sweep, again.requeue_seconds) == ([], False, None)
+    assert (deleted(again), again.deletes_all, again.requeue_seconds) == ([], False, None)
     assert again.status == decision.status
 
 
 def test_a_service_is_swept_also_where_no_child_job_is_left() -> None:
     decision = conclude(ftj(FELL, **TTL), observed(), at=later(60))
-    assert (deleted(decision), decision.sweep) == ([], True)
+    assert (deleted(decision), decision.deletes_all) == ([], True)
 
 
 def test_without_a_time_children_stay_for_ever() -> None:
     decision = conclude(ftj(DONE), LEFT, at=later(10**9))
-    assert (deleted(decision), decision.sweep, decision.requeue_seconds) == ([], False, None)
+    assert (deleted(decision), decision.deletes_all, decision.requeue_seconds) == ([], False, None)
