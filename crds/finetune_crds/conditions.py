@@ -203,6 +203,7 @@ class ConditionReason(StrEnum):
     FATAL_EXIT_CODE = "FatalExitCode"
     MAX_RESTARTS_REACHED = "MaxRestartsReached"
     NO_PROGRESS = "NoProgress"
+    TRIALS_FAILED = "TrialsFailed"
     OUT_OF_MEMORY = "OutOfMemory"
     PREPARATION_FAILED = "PreparationFailed"
     DEADLINE_EXCEEDED = "DeadlineExceeded"

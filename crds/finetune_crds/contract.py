@@ -169,6 +169,7 @@ TAG_GATE_JOB = (
 TAG_PROMOTION = "finetune.dev/promotion"  # operator, on the run of a gate's Job: namespace/name
 TAG_JUDGED_MODEL = "finetune.dev/model"  # operator, on the run of a gate's Job: the registered model
 TAG_JUDGED_VERSION = "finetune.dev/version"  # operator, on the run of a gate's Job: the version
+TAG_PARENT_RUN = "mlflow.parentRunId"  # operator, on the runs of the trials of a sweep: MLflow shows them below the run of the sweep
 TAG_NAMESPACE_UID = "finetune.dev/namespace-uid"  # operator, on the run: uid of the namespace of the job
 TAG_ATTEMPT = "finetune.dev/attempt"  # trainer, on the run: the newest attempt
 TAG_PREPARATION = (

@@ -20,6 +20,7 @@ from finetune_crds.prepare import Prepare
 from finetune_crds.run_policy import RunPolicy
 from finetune_crds.sinks import SINK_RULES
 from finetune_crds.status import FineTuneJobStatus
+from finetune_crds.sweep import MAX_SWEEP_NAME, SWEEP_RULES, Sweep
 from finetune_crds.tracking import MLFLOW_RULES, Register, Tracking
 from finetune_crds.trainer import Trainer
 from finetune_crds.training import LOW_RANK_METHODS, NEW_TOKENS_MESSAGES, Method, Model, ModelCache, Training
@@ -77,6 +78,7 @@ class FineTuneJobSpec(ApiModel):
             *EVALUATION_RULES,
             *OUTPUT_RULES,
             *POD_RULES,
+            *SWEEP_RULES,
             (
                 "!(self.objective.type == 'Distillation' && self.method.type in "
                 "['QLoRA', 'PrefixTuning', 'PromptTuning'])",
@@ -233,6 +235,8 @@ class FineTuneJobSpec(ApiModel):
     evaluation: Evaluation | None = None
     """An evaluation of the registered version, before its aliases move. Without it, the version has only numbers of the
     training, such as the loss on the validation split."""
+    sweep: Sweep | None = None
+    """Train several times with different hyperparameters, and deliver the best model only."""
     run_policy: RunPolicy = Field(default_factory=RunPolicy)
     """Restarts, deadlines, cleanup and the queue. You can change it while the job runs."""
     suspend: bool = False
@@ -292,6 +296,12 @@ class FineTuneJob(ApiModel):
                 "checkpoint.resumeFrom.name must not be this job, which resumes from its own checkpoints anyway: for the "
                 "checkpoints of a deleted job of this name, set type to Uri",
                 ".spec.checkpoint.resumeFrom.name",
+            ),
+            (
+                f"!has(self.spec.sweep) || size(self.metadata.name) <= {MAX_SWEEP_NAME}",
+                f"metadata.name must have at most {MAX_SWEEP_NAME} characters when sweep is set, since the names of the trials begin with "
+                "it",
+                ".spec.sweep",
             ),
         )
     )

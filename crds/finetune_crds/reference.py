@@ -142,6 +142,8 @@ def _type(field: Schema, headings: dict[str, str]) -> str:
         type_text = f"map of {element['additionalProperties']['type']}"
     elif element.get("x-kubernetes-int-or-string"):
         type_text = "integer or string"
+    elif "type" not in element:
+        type_text = "any JSON type"
     else:
         type_text = " ".join(part for part in (element["type"], _range(element)) if part)
     return f"list of {type_text}" if suffix else type_text

@@ -29,6 +29,7 @@ from finetune_crds.status_parts import (
     SparkApplicationStatus,
     Usage,
 )
+from finetune_crds.sweep import SweepStatus
 
 Phase = Literal[
     "Pending",
@@ -358,6 +359,8 @@ class FineTuneJobStatus(ApiModel):
     """Settings of the current attempt that use less memory than those of the spec."""
     checkpoint: CheckpointStatus | None = None
     """The newest complete checkpoint."""
+    sweep: SweepStatus | None = None
+    """The trials of spec.sweep."""
     pinned: Pinned | None = None
     """Versions to which models:/name@alias resolves in all pods of the job."""
     resumed_from: ResumedFrom | None = None

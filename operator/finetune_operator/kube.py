@@ -6,7 +6,7 @@ The generated model classes are not used: filling them takes longer than the req
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Self
 from urllib.parse import quote, urlencode
 
@@ -26,6 +26,7 @@ _PAGE_OBJECTS = 100
 _MAX_QUOTED_CHARS = 500
 JSON_TYPE = "application/json"
 _METADATA_TYPE = f"{JSON_TYPE};as=PartialObjectMetadataList;v=v1;g=meta.k8s.io"
+JSON_PATCH_TYPE = "application/json-patch+json"
 APPLY_TYPE = "application/apply-patch+yaml"
 
 # kind -> (path before the namespace, plural)
@@ -178,6 +179,19 @@ class Kube:
         query = {"fieldManager": names.FIELD_MANAGER, "force": "true"}
         return await self._request("PATCH", target, query=query, body=body, content_type=APPLY_TYPE)
 
+    async def set_spec(self, kind: str, namespace: str, name: str, uid: str, fields: Json) -> Json:
+        """Replace whole fields of an object's spec, and return the object; KubeError 409 if the object has another uid.
+
+        NB: server-side apply would only add to a field that was set when the object was created.
+        """
+        # A uid that the object does not have is a conflict.
+        operations = [{"op": "replace", "path": "/metadata/uid", "value": uid}]
+        operations += [{"op": "add", "path": f"/spec/{field}", "value": fields[field]} for field in fields]
+        target, query = build_path(kind, namespace, name), {"fieldManager": names.FIELD_MANAGER}
+        return await self._request(
+            "PATCH", target, query=query, body=operations, content_type=JSON_PATCH_TYPE
+        )
+
     async def delete(
         self, kind: str, namespace: str, name: str, uid: str, version: str = "", *, foreground: bool = False
     ) -> None:
@@ -202,7 +216,7 @@ class Kube:
         target: str,
         *,
         query: dict[str, str] | None = None,
-        body: Json | None = None,
+        body: Json | Sequence[Json] | None = None,
         content_type: str = JSON_TYPE,
         accepted_type: str = JSON_TYPE,
     ) -> Json:

@@ -25,6 +25,7 @@ TAG_PROMOTED_GATES = "promoted_gates"  # digest of the gates that it passed
 LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"  # people
 LABEL_JOB = "finetune.dev/job"  # people: kubectl logs -l finetune.dev/job=NAME
 LABEL_SCHEDULE = "finetune.dev/schedule"  # people: kubectl get ftj -l finetune.dev/schedule=NAME
+LABEL_SWEEP = "finetune.dev/sweep"  # people: kubectl get ftj -l finetune.dev/sweep=NAME
 LABEL_UID = "finetune.dev/job-uid"  # the operator: which FineTuneJob or ModelPromotion a child belongs to
 LABEL_COMPONENT = (
     "finetune.dev/component"  # the operator and people: prep, prep-executor, train, evaluate or gate

@@ -1,7 +1,7 @@
 """Who controls an object.
 
-A batch Job controls its pods, a FineTuneSchedule its FineTuneJobs, and a FineTuneJob or a ModelPromotion every other child. An object belongs to its owner
-by its controller ownerReference. Labels only select candidates, since any user can write them.
+A batch Job controls its pods, a FineTuneSchedule or a FineTuneJob with a sweep its FineTuneJobs, and a FineTuneJob or a ModelPromotion every
+other child. An object belongs to its owner by its controller ownerReference. Labels only select candidates, since any user can write them.
 """
 
 from __future__ import annotations
@@ -33,6 +33,16 @@ def find_resource(body: Json) -> Owner | None:
 def find_schedule(body: Json) -> Owner | None:
     """The FineTuneSchedule that controls a FineTuneJob; None without one."""
     return find_owner_of_kind(GROUP, ("FineTuneSchedule",), body)
+
+
+def find_finetunejob(body: Json) -> Owner | None:
+    """The FineTuneJob that controls an object: if this is a FineTuneJob too, it is a trial of a sweep; None without one."""
+    return find_owner_of_kind(GROUP, ("FineTuneJob",), body)
+
+
+def find_creator(body: Json) -> Owner | None:
+    """The FineTuneSchedule or the FineTuneJob that controls a FineTuneJob; None without one."""
+    return find_schedule(body) or find_finetunejob(body)
 
 
 def find_owner_of_kind(group: str, kinds: tuple[str, ...], body: Json) -> Owner | None:

@@ -107,7 +107,7 @@ def test_operator_may_do_this_and_no_more() -> None:
         *((f"finetune.dev/{name}", verb) for name in RESOURCES for verb in ("get", "list", "watch")),
         # For their finalizers; a FineTuneSchedule has none.
         *((f"finetune.dev/{name}", "patch") for name in RESOURCES if name != "finetuneschedules"),
-        # The jobs of schedules.
+        # The jobs of schedules, and the trials of a sweep.
         *(("finetune.dev/finetunejobs", verb) for verb in ("create", "delete")),
         *((f"finetune.dev/{name}/status", "patch") for name in RESOURCES),
         # For owner references.

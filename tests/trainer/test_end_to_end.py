@@ -276,6 +276,29 @@ def test_another_job_carries_the_run_on_with_other_ranks_and_more_steps(
     assert [path.name for path in pod.folder.glob("checkpoints/*/step-*")] == ["step-00000062"]
 
 
+def test_a_job_that_carries_on_from_the_last_step_delivers_the_same_model(
+    pod: Pod, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As the last job of a sweep does after an early stop: it has as many steps as the checkpoint."""
+    checkpoints = {"uri": str(tmp_path / "checkpoints"), "everySteps": 100}
+    begins = pod.but({"training.maxSteps": 2, "training.logEverySteps": 1, "checkpoint": checkpoints})
+    first = begins.run_here(capsys)
+    assert first.code == 0, first.output
+    (checkpoint,) = tmp_path.glob("checkpoints/*/step-00000002")
+    goes_on = begins.but(
+        {
+            "job": {"name": "tiny-best", "namespace": "tests", "uid": "fedcba9876543210"},
+            "checkpoint.resumeFrom": {"type": "Uri", "uri": str(checkpoint.parent)},
+        }
+    )
+    last = goes_on.run_here(capsys)
+    assert last.code == 0, last.output
+    assert ([*first.losses], [*last.losses]) == ([1, 2], [])
+    results = [item.message.train for item in (first, last) if item.message and item.message.train]
+    assert [item.step for item in results] == [2, 2]
+    assert results[1].eval_loss == pytest.approx(results[0].eval_loss)
+
+
 def test_another_job_carries_on_with_the_day_that_the_chat_template_wrote(
     pod: Pod, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

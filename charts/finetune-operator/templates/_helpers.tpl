@@ -235,11 +235,12 @@ http://{{ include "finetune.mlflowName" . }}.{{ .Release.Namespace }}.svc:5000
 
 {{- /* What the operator may do with FineTuneJobs, their children, ModelPromotions and FineTuneSchedules. */ -}}
 {{- define "finetune.rules" -}}
-# Patched only for finalizers: of jobs whose Databricks run is at work, and of promotions with onDelete: RemoveAlias.
+# Patched for finalizers: of jobs whose Databricks run is at work, and of promotions with onDelete: RemoveAlias. The trials of a job with
+# spec.sweep are also suspended and resumed with it.
 - apiGroups: [finetune.dev]
   resources: [finetunejobs, modelpromotions]
   verbs: [get, list, watch, patch]
-# Only FineTuneJobs of FineTuneSchedules are created and deleted.
+# FineTuneJobs of FineTuneSchedules, and the trials of a job with spec.sweep.
 - apiGroups: [finetune.dev]
   resources: [finetunejobs]
   verbs: [create, delete]

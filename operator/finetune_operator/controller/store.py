@@ -15,7 +15,7 @@ from finetune_crds.base import Json
 from finetune_operator import names
 from finetune_operator.controller.projection import COMPANIONS, project
 from finetune_operator.controller.promotion_index import PromotionIndex
-from finetune_operator.owners import find_schedule
+from finetune_operator.owners import find_creator
 
 Key = tuple[str, str]  # namespace, name
 Identity = tuple[str, str]  # namespace, uid
@@ -76,8 +76,8 @@ class Store:
         default_factory=lambda: {kind: defaultdict(set) for kind in CHILDREN}
     )
     """By kind of child: the keys of the children of each owner."""
-    _scheduled_jobs: dict[Identity, set[Key]] = field(default_factory=lambda: defaultdict(set))
-    """The keys of the FineTuneJobs of each FineTuneSchedule."""
+    _created_jobs: dict[Identity, set[Key]] = field(default_factory=lambda: defaultdict(set))
+    """The keys of the FineTuneJobs of each FineTuneSchedule, and of each FineTuneJob with a sweep."""
     promotion_index: PromotionIndex = field(default_factory=PromotionIndex)
     _jobs: set[Identity] = field(default_factory=set)
     """The identities of the Jobs in the store."""
@@ -107,9 +107,9 @@ class Store:
         """FineTuneJobs."""
         return self._objects["FineTuneJob"]
 
-    def finetunejobs_of(self, schedule: Identity) -> list[Json]:
-        """The FineTuneJobs of a FineTuneSchedule."""
-        return [self._objects["FineTuneJob"][key] for key in sorted(self._scheduled_jobs.get(schedule, ()))]
+    def finetunejobs_of(self, owner: Identity) -> list[Json]:
+        """The FineTuneJobs of a FineTuneSchedule, or of a FineTuneJob with a sweep."""
+        return [self._objects["FineTuneJob"][key] for key in sorted(self._created_jobs.get(owner, ()))]
 
     def jobs_of(self, owner: Identity) -> list[Json]:
         """The Jobs of a FineTuneJob or a ModelPromotion."""
@@ -279,9 +279,9 @@ class Store:
             self.promotion_index.add(key, body)
         elif kind == "FineTuneJob":
             self._recorded[_identity(body)] = self.recorded_jobs(body)
-            schedule = find_schedule(body)
-            if schedule:
-                self._scheduled_jobs[schedule].add(key)
+            owner = find_creator(body)
+            if owner:
+                self._created_jobs[owner].add(key)
 
     def _unlink(self, kind: str, key: Key, body: Json) -> None:
         """Remove a FineTuneJob or a ModelPromotion, in its stored state, from what resources are looked up by."""
@@ -289,12 +289,12 @@ class Store:
             self.promotion_index.remove(key, body)
         elif kind == "FineTuneJob":
             self._recorded.pop(_identity(body), None)
-            schedule = find_schedule(body)
-            jobs = self._scheduled_jobs.get(schedule) if schedule else None
-            if schedule and jobs:
+            owner = find_creator(body)
+            jobs = self._created_jobs.get(owner) if owner else None
+            if owner and jobs:
                 jobs.discard(key)
                 if not jobs:
-                    del self._scheduled_jobs[schedule]
+                    del self._created_jobs[owner]
 
     def _forget_deleted_jobs(self, version: int) -> None:
         """Forget the Jobs that were deleted before a list of Pods if no Pod of the list belongs to them.

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
+from http import HTTPStatus
 from typing import NamedTuple
 
 from finetune_crds.base import API_VERSION, Json
@@ -36,6 +37,7 @@ from finetune_operator.finetunejob.model import (
     LogMetrics,
     MlflowAction,
     SetAlias,
+    SpecChange,
     SubmitRun,
     TagVersion,
 )
@@ -124,6 +126,11 @@ class FineTuneJobApplier:
         await self._delete(ftj, decision)
         if decision.lease:
             await self.leases.take(ftj, decision.lease)
+        await self._apply_children(ftj, decision)
+        return await self._carry_out_actions(ftj, decision.actions)
+
+    async def _apply_children(self, ftj: FineTuneJob, decision: Decision) -> None:
+        """Create and change children."""
         # The Service and the ConfigMap are written together, before the Job: if another owner has one of their names, no pod may start.
         companions = [body for body in decision.apply if body["kind"] in COMPANIONS]
         applied = await asyncio.gather(
@@ -144,7 +151,8 @@ class FineTuneJobApplier:
                 body["metadata"]["name"],
                 body["spec"]["parallelism"],
             )
-        return await self._carry_out_actions(ftj, decision.actions)
+        for change in decision.changed:
+            await self._change(ftj, change)
 
     def forget(self, ftj: FineTuneJob) -> None:
         """Discard the results of writes for a job that was deleted."""
@@ -221,8 +229,19 @@ class FineTuneJobApplier:
         await self.kube.delete(item.kind, ftj.namespace, item.name, item.uid, foreground=foreground)
         log.info("deleted %s %s/%s", item.kind, ftj.namespace, item.name)
 
+    async def _change(self, ftj: FineTuneJob, change: SpecChange) -> None:
+        """Change the spec of a FineTuneJob of the sweep, unless it was deleted meanwhile."""
+        kind = "FineTuneJob"
+        try:
+            await self.kube.set_spec(kind, ftj.namespace, change.name, change.uid, change.fields)
+        except KubeError as error:
+            if error.status not in (HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT):
+                raise
+        else:
+            log.info("changed %s of %s %s/%s", ", ".join(change.fields), kind, ftj.namespace, change.name)
+
     async def _create_once(self, ftj: FineTuneJob, body: Json) -> None:
-        """Create a Job or a custom object, or use the one that an interrupted pass created.
+        """Create a Job, a custom object or a FineTuneJob of a sweep, or use the one that an interrupted pass created.
 
         NB: such an object is created and never updated: a Job's template is immutable, and an update may restart a custom object.
         """
@@ -266,7 +285,10 @@ class FineTuneJobApplier:
         self._keep(kind, existing)
 
     def _keep(self, kind: str, body: Json) -> None:
-        """Put a child into the cache before the watch delivers it. Custom kinds are not watched."""
+        """Put a child into the cache before the watch delivers it. Custom kinds are not watched.
+
+        NB: not a FineTuneJob of a sweep. Only an event that is news to the cache queues a pass over it, so the watch must deliver it.
+        """
         if kind in CHILDREN:
             self.store.put(kind, body)
 
@@ -370,10 +392,12 @@ def _tag_version(tracked: Tracked, action: TagVersion) -> None:
 
 
 def _remedy(body: Json) -> str:
-    """Return the remedy for a Job or a custom object that the API server rejects. Users write the pod template of a Job."""
+    """Return the remedy for an object that the API server rejects. Users write the pod template of a Job."""
     custom_kind = backends.find_custom_kind(body["kind"])
     if custom_kind:
         return custom_kind.remedy
+    if body["kind"] == "FineTuneJob":
+        return "create a FineTuneJob with another name and a correction of spec.sweep"
     role = _ROLES.get(body["metadata"]["labels"].get(names.LABEL_COMPONENT), "train")
     return f"correct spec.pods.{role}, and the job continues"
 

@@ -11,11 +11,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
-from finetune_crds.base import GROUP, Json
+from finetune_crds.base import Json
 from finetune_operator import names
 from finetune_operator.batch.state import has_ended, is_alive, is_being_deleted, job_condition
 from finetune_operator.finetunejob.model import FineTuneJob
-from finetune_operator.owners import Owner, find_controller, find_owner, find_owner_of_kind
+from finetune_operator.owners import Owner, find_controller, find_finetunejob, find_owner
 
 # How long a kubelet may take to report that a pod has stopped after its grace period.
 _STOP_ALLOWANCE = timedelta(seconds=10)
@@ -24,11 +24,7 @@ _STOP_ALLOWANCE = timedelta(seconds=10)
 def is_child(body: Json, ftj: FineTuneJob) -> bool:
     """Whether a FineTuneJob itself, not one of its Jobs, controls an object of its namespace."""
     # NB: not `find_owner`, which looks for a Job if the object is a Pod: a FineTuneJob itself controls the pod of a Spark driver.
-    return _find_finetunejob(body) == Owner(ftj.namespace, ftj.uid)
-
-
-def _find_finetunejob(body: Json) -> Owner | None:
-    return find_owner_of_kind(GROUP, ("FineTuneJob",), body)
+    return find_finetunejob(body) == Owner(ftj.namespace, ftj.uid)
 
 
 def controlling_pod(body: Json) -> str | None:

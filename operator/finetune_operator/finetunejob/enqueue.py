@@ -9,16 +9,19 @@ from finetune_crds.base import Json
 from finetune_operator import names
 from finetune_operator.controller.store import Store
 from finetune_operator.controller.workqueue import WorkQueue
-from finetune_operator.owners import find_owner
+from finetune_operator.owners import find_controller, find_finetunejob, find_owner
 
 # The pods of a gang change together. After this delay, one pass handles the events of all of them.
 _CHILD_EVENT_SECONDS = 0.1
 
 
 def on_event(store: Store, queue: WorkQueue, event_type: str | None, body: Json) -> None:
-    """Store a FineTuneJob that a watch delivers, and queue a pass unless the operator itself wrote this state."""
+    """Store a FineTuneJob that a watch delivers, and queue a pass over it and over its sweep unless the operator itself wrote this state."""
     if store.update("FineTuneJob", event_type, body):
         queue.add(f"{body['metadata']['namespace']}/{body['metadata']['name']}")
+        sweep, reference = find_finetunejob(body), find_controller(body)
+        if sweep and reference:
+            queue.add_after(f"{sweep.namespace}/{reference['name']}", _CHILD_EVENT_SECONDS)
 
 
 def on_child(store: Store, queue: WorkQueue, kind: str, event_type: str | None, body: Json) -> None:

@@ -253,6 +253,8 @@ class Observed:
         resumed: the job that checkpoint.resumeFrom names, until its checkpoints are known.
         alias_versions: by the field of `status.pinned`, the versions that the models' aliases point at, until they are pinned.
         code: the commit of trainer.code.git, until the status has it.
+        children: the FineTuneJobs of the job's sweep, by name.
+        suggestions: the values that the decision requested for trials, by number and field.
     """
 
     jobs: Mapping[str, Json] = field(default_factory=dict)
@@ -274,6 +276,8 @@ class Observed:
     resumed: ResumedJob | None = None
     alias_versions: Mapping[str, AliasVersion] = field(default_factory=dict)
     code: ResolvedRevision | None = None
+    children: Mapping[str, Json] = field(default_factory=dict)
+    suggestions: Mapping[str, Json] | None = None
 
 
 @dataclass(frozen=True)
@@ -362,13 +366,22 @@ class ActionResult:
 
 @dataclass(frozen=True)
 class Deletion:
-    """A child to delete, with the uid it must have: a Job, a SparkApplication, or the pod of its driver."""
+    """A child to delete, with the uid it must have: a Job, a SparkApplication, the pod of its driver, or a FineTuneJob of a sweep."""
 
     name: str
     uid: str
     kind: str = "Job"
     frees_name: bool = False
     """Delete a Job before its pods are deleted. The FineTuneJob's status has the uid of the Job, so the operator still finds the pods."""
+
+
+@dataclass(frozen=True)
+class SpecChange:
+    """Fields of the spec of a FineTuneJob that a sweep owns, with their new values, and the uid it must have."""
+
+    name: str
+    uid: str
+    fields: Json
 
 
 @dataclass(frozen=True)
@@ -389,10 +402,12 @@ class Decision:
         apply: children to create or update.
         delete: children to delete.
         scaled: Jobs whose parallelism changes, each with this field alone.
+        changed: FineTuneJobs of the job's sweep whose spec changes.
         deletes_all: whether to delete all Services, ConfigMaps and custom children, in addition to `delete`.
         actions: writes to MLflow and Databricks.
         finalizer: whether the resource must have the operator's finalizer; None to leave it unchanged.
         dry_runs: objects to create as dry runs. If there are any, the decision is made again with the response, and replaces this decision.
+        suggestions: the request for values of trials. If there is one, the decision is made again with the answer, and replaces this one.
         requeue_seconds: when the next pass is due if no event comes before; None for the longest wait.
     """
 
@@ -401,8 +416,10 @@ class Decision:
     apply: tuple[Json, ...] = ()
     delete: tuple[Deletion, ...] = ()
     scaled: tuple[Json, ...] = ()
+    changed: tuple[SpecChange, ...] = ()
     deletes_all: bool = False
     actions: tuple[Action, ...] = ()
     finalizer: bool | None = None
     dry_runs: tuple[Json, ...] = ()
+    suggestions: Json | None = None
     requeue_seconds: float | None = None

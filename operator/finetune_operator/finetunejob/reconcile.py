@@ -22,6 +22,7 @@ from finetune_operator.finetunejob.decide.action_results import record_results
 from finetune_operator.finetunejob.decide.ready import summarize_status
 from finetune_operator.finetunejob.model import FINISHED_PHASES, CancelRun, Decision, FineTuneJob, Observed
 from finetune_operator.finetunejob.observe.observer import FineTuneJobObserver, read_finetunejob
+from finetune_operator.finetunejob.observe.suggestions import suggest_values
 from finetune_operator.finetunejob.preparation import backends
 from finetune_operator.kube import KubeError
 from finetune_operator.owners import Owner
@@ -50,7 +51,7 @@ class FineTuneJobReconciler(Reconciler):
     now: Callable[[], datetime] = utc_now
 
     async def reconcile(self, body: Json) -> float | None:
-        """Observe, decide and apply. If `decide` requests dry runs, it is called again with the API server's answer."""
+        """Observe, decide and apply. If `decide` requests dry runs or values of trials, it is called again with the answer."""
         ftj = read_finetunejob(body, self.settings.defaults)
         if ftj.deleting:
             return await self._release(ftj)
@@ -62,7 +63,11 @@ class FineTuneJobReconciler(Reconciler):
             decision = decide(ftj, observed, now, self.settings)
             if decision.dry_runs:
                 answer = await self.observer.dry_runner.run(ftj, decision.dry_runs)
-                decision = decide(ftj, replace(observed, dry_run_answer=answer), now, self.settings)
+                observed = replace(observed, dry_run_answer=answer)
+                decision = decide(ftj, observed, now, self.settings)
+            if decision.suggestions:
+                suggestions = await suggest_values(decision.suggestions)
+                decision = decide(ftj, replace(observed, suggestions=suggestions), now, self.settings)
             return await self._carry_out(ftj, decision, now)
         except LeaseBusy as error:
             log.debug("%s: %s", ftj.key, error)

@@ -24,12 +24,13 @@ from integration.schema import (
     test_promotions_accepted,
     test_promotions_refused,
     test_sinks,
+    test_sweep,
     test_training,
 )
 from support.api import Api
 
 Json = dict[str, Any]
-_SHARED = (test_data, test_databricks, test_own_script, test_pods, test_sinks, test_training)
+_SHARED = (test_data, test_databricks, test_own_script, test_pods, test_sinks, test_sweep, test_training)
 _REFUSING = (*_SHARED, test_promotions_refused)
 _ACCEPTING = (*_SHARED, test_promotions_accepted)
 REFUSED: dict[str, Json] = {

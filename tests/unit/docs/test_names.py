@@ -45,6 +45,7 @@ OF_OTHERS = {
     "environment.unity_catalog_image", "code_source.snapshot.root_path", "code_source.root_path", "checkpoint.staging_dir", "torch.distributed",
     "driver.template", "initContainers", "restartPolicy", "environment.dependencies", "executor.template", "spark.jobNamespaces", "sparkConf",
     "extraJavaOptions", "fs.azure", "fs.gs", "spark.databricks.delta", "spark.hadoop.fs.s3a", "spark.jars", "spark.memory", "spark.network", "spark.plugins", "spark.shuffle", "spark.sql.adaptive", "spark.sql.extensions", "spark.sql.files", "spark.sql.shuffle",
+    "maxTrialCount", "parallelTrialCount", "maxFailedTrialCount", "tpe.suggest",
 }  # fmt: skip
 
 

@@ -166,6 +166,24 @@ async def test_apply_takes_the_fields_over(kube: Kube, server: Server) -> None:
     assert (request["type"], request["body"]) == ("application/apply-patch+yaml", body)
 
 
+async def test_fields_of_a_spec_are_replaced_as_a_whole_in_one_object(kube: Kube, server: Server) -> None:
+    body = {"kind": "FineTuneJob", "metadata": {"namespace": "team", "name": "tune-1"}}
+    server.answers = [(200, body)]
+    fields = {"suspend": True, "pods": {}}
+    assert await kube.set_spec("FineTuneJob", "team", "tune-1", "u1", fields) == body
+    request = server.asked[0]
+    assert (request["method"], request["path"]) == ("PATCH", build_path("FineTuneJob", "team", "tune-1"))
+    assert request["query"] == {"fieldManager": "finetune-operator", "timeout": "30.000s"}
+    assert (request["type"], request["body"]) == (
+        "application/json-patch+json",
+        [
+            {"op": "replace", "path": "/metadata/uid", "value": "u1"},
+            {"op": "add", "path": "/spec/suspend", "value": True},
+            {"op": "add", "path": "/spec/pods", "value": {}},
+        ],
+    )
+
+
 async def test_a_deletion_is_of_one_object_and_what_it_owns(kube: Kube, server: Server) -> None:
     server.answers = [(200, {})]
     await kube.delete("Job", "team", "tune-prep", "u1")

@@ -19,6 +19,7 @@ from finetune_operator.finetunejob.decide import (
     resolve_alias,
     resume_from,
     suspend,
+    sweep,
     track,
     train,
     usage,
@@ -57,6 +58,8 @@ POLICIES = (
 def decide(ftj: FineTuneJob, observed: Observed, now: datetime, settings: Settings) -> Decision:
     """Decide what to do for a job, and its new status."""
     draft = Draft(ftj, observed, now.replace(microsecond=0), settings)
+    if ftj.spec and ftj.spec.sweep:
+        return _decide_sweep(draft)
     if not finish.is_finished(draft):
         run_policies(POLICIES, draft)
         usage.record_usage(draft, final=finish.is_finished(draft))
@@ -68,6 +71,17 @@ def decide(ftj: FineTuneJob, observed: Observed, now: datetime, settings: Settin
         finish.clean_up(draft)
     backends.set_finalizer(draft)
     draft.status = ready.summarize_status(ftj, draft.status, draft.now)
+    return draft.conclude()
+
+
+def _decide_sweep(draft: Draft) -> Decision:
+    """Decide for a job with a sweep, whose FineTuneJobs do the work."""
+    if not finish.is_finished(draft):
+        run_policies(sweep.POLICIES, draft)
+        links.record_links(draft)
+    if finish.is_finished(draft):
+        sweep.clean_up(draft)
+    draft.status = ready.summarize_status(draft.ftj, draft.status, draft.now)
     return draft.conclude()
 
 

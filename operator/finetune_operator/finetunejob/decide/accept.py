@@ -17,6 +17,7 @@ from finetune_operator.finetunejob.pods import own_code
 from finetune_operator.finetunejob.pods.workspace import workspace_mistakes
 from finetune_operator.finetunejob.preparation import backends, catalog, conf_credentials
 from finetune_operator.finetunejob.resolve import resolve, resolved
+from finetune_operator.finetunejob.sweep.objects import delivers_model
 from finetune_operator.policy.address import find_passwords
 from finetune_operator.policy.result import Continue, Outcome, Stop
 from finetune_operator.settings import DATABRICKS, UNITY_CATALOG, Settings
@@ -165,7 +166,8 @@ def obstacles(
     if field_mistakes:
         yield ConditionReason.INSTALLATION_MISMATCH, _MISMATCH.format(mistakes="; ".join(field_mistakes))
     yield from _find_preparation_obstacles(spec, settings, namespace)
-    if spec.training.select == "Best" and spec.checkpoint is None:
+    needs_checkpoint = spec.training.select == "Best" or (spec.sweep and delivers_model(spec))
+    if needs_checkpoint and spec.checkpoint is None:
         yield ConditionReason.STORAGE_NOT_CONFIGURED, _NO_STORAGE.format(field="spec.checkpoint")
     if spec.checkpoint and not spec.checkpoint.uri:
         yield ConditionReason.STORAGE_NOT_CONFIGURED, _NO_STORAGE.format(field="spec.checkpoint.uri")

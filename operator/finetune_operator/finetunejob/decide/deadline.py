@@ -18,10 +18,15 @@ def record_waiting(draft: Draft) -> Outcome:
     """Record when a started job began to wait, and the total time of its earlier waits."""
     # NB: the pass that created the first Job may not have written its status.
     has_started = draft.status.start_time is not None or bool(draft.observed.jobs)
-    if not has_started:
-        return Continue
+    if has_started:
+        record_wait(draft, is_waiting=_is_waiting(draft))
+    return Continue
+
+
+def record_wait(draft: Draft, *, is_waiting: bool) -> None:
+    """Record whether a started job waits now; when its wait ends, add it to the earlier waits."""
     since = draft.status.waiting_since
-    if _is_waiting(draft):
+    if is_waiting:
         if since is None:
             draft.update(waiting_since=draft.now)
     elif since is not None:
@@ -34,7 +39,6 @@ def record_waiting(draft: Draft) -> Outcome:
             # The time without progress excludes waits, so its start moves by the wait.
             no_progress_since=idle_since + waited if idle_since else None,
         )
-    return Continue
 
 
 def enforce_deadline(draft: Draft) -> Outcome:

@@ -44,10 +44,10 @@ def clean_up(draft: Draft) -> None:
     A finished job creates nothing.
     """
     _stop_children(draft)
-    _close_run(draft)
+    close_run(draft)
     # NB: a failed action holds back the actions after it, and a workspace may never respond again: close the MLflow run first.
     backends.stop(draft)
-    _delete_children(draft)
+    delete_children(draft)
 
 
 def _stop_children(draft: Draft) -> None:
@@ -63,7 +63,7 @@ def _stop_children(draft: Draft) -> None:
         draft.requeue_after(0)
 
 
-def _close_run(draft: Draft) -> None:
+def close_run(draft: Draft) -> None:
     """Close the MLflow run. Record its end only once MLflow has been read and shows that the run is closed or no longer exists."""
     run_id = draft.status.run_id
     if run_id is None or not has_open_run(draft.status):
@@ -90,8 +90,8 @@ def _close_run(draft: Draft) -> None:
         )
 
 
-def _delete_children(draft: Draft) -> None:
-    """Delete all children when their TTL has expired: the Jobs here, the other kinds by `draft.deletes_all`."""
+def delete_children(draft: Draft) -> None:
+    """Delete all children when their TTL has expired: Jobs and FineTuneJobs here, the other kinds by `draft.deletes_all`."""
     ttl = draft.ftj.spec.run_policy.ttl_seconds_after_finished if draft.ftj.spec else None
     ended = draft.status.completion_time
     if ttl is None or ended is None:
@@ -102,6 +102,8 @@ def _delete_children(draft: Draft) -> None:
         return
     for child in draft.observed.jobs.values():
         draft.remove(child)
+    for child in draft.observed.children.values():
+        draft.remove(child, "FineTuneJob")
     before = draft.condition(ConditionType.PODS_HEALTHY)
     message = (
         f"the child resources were deleted {ttl} s after the job finished: runPolicy.ttlSecondsAfterFinished"

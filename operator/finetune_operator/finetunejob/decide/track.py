@@ -163,6 +163,15 @@ def may_train(draft: Draft) -> bool:
     return draft.status.run_id is not None and (not lost or _is_in_use(draft))
 
 
+def report_wait(draft: Draft) -> None:
+    """Report that the training waits for MLflow, because `may_train` is False."""
+    tracked = draft.condition(ConditionType.TRACKED)
+    reason, why = ConditionReason.STARTING, "the MLflow run is being created"
+    if tracked and tracked.status == "False":
+        reason, why = ConditionReason(tracked.reason), tracked.message
+    draft.set(ConditionType.TRAINED, False, reason, f"training waits for MLflow: {why}")
+
+
 def _create_run(draft: Draft) -> None:
     """Request a new run, in place of any run in the status, once the commit and the versions that the run names are known."""
     if checkout.is_unresolved(draft) or is_unpinned(draft.ftj):
@@ -190,4 +199,6 @@ def _ensure_run(draft: Draft) -> EnsureRun:
 def _copy_run(draft: Draft, run: Run, server: str) -> None:
     page = links.run_page(draft.settings, draft.spec.tracking, run.experiment_id, run.run_id, server)
     draft.update(mlflow=MlflowStatus(experiment_id=run.experiment_id, run_id=run.run_id, url=page))
-    progress.copy_metrics(draft, run)
+    # The run of a sweep has no metrics: the runs of its trials have them.
+    if draft.spec.sweep is None:
+        progress.copy_metrics(draft, run)

@@ -38,11 +38,7 @@ def train(draft: Draft) -> Outcome:
         sidecars.release(draft, names.TRAIN, name, gang.CONTAINER)
         return Continue
     if not track.may_train(draft):
-        tracked = draft.condition(ConditionType.TRACKED)
-        reason, why = ConditionReason.STARTING, "the MLflow run is being created"
-        if tracked and tracked.status == "False":
-            reason, why = ConditionReason(tracked.reason), tracked.message
-        draft.set(ConditionType.TRAINED, False, reason, f"training waits for MLflow: {why}")
+        track.report_wait(draft)
         return Stop
     number = draft.status.attempt or 1
     state = step_state.classify_step(draft, gang.build_step(draft, number))

@@ -10,7 +10,15 @@ from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.finetunejob import FineTuneJobSpec
 from finetune_crds.status import FineTuneJobStatus
 from finetune_operator.batch.state import has_ended, is_being_deleted
-from finetune_operator.finetunejob.model import Action, Decision, Deletion, FineTuneJob, Observed, TakeLease
+from finetune_operator.finetunejob.model import (
+    Action,
+    Decision,
+    Deletion,
+    FineTuneJob,
+    Observed,
+    SpecChange,
+    TakeLease,
+)
 from finetune_operator.policy.status import StatusBuilder
 from finetune_operator.settings import Settings
 
@@ -37,10 +45,12 @@ class Draft(StatusBuilder[FineTuneJobStatus]):
     apply: list[Json] = field(default_factory=list)
     delete: list[Deletion] = field(default_factory=list)
     scaled: list[Json] = field(default_factory=list)
+    changed: list[SpecChange] = field(default_factory=list)
     deletes_all: bool = False
     actions: list[Action] = field(default_factory=list)
     finalizer: bool | None = None
     dry_runs: list[Json] = field(default_factory=list)
+    suggestions: Json | None = None
     requeue_seconds: float | None = None
 
     def __post_init__(self) -> None:
@@ -133,9 +143,11 @@ class Draft(StatusBuilder[FineTuneJobStatus]):
             apply=tuple(self.apply),
             delete=tuple(self.delete),
             scaled=tuple(self.scaled),
+            changed=tuple(self.changed),
             deletes_all=self.deletes_all,
             actions=tuple(self.actions),
             finalizer=self.finalizer,
             dry_runs=tuple(self.dry_runs),
+            suggestions=self.suggestions,
             requeue_seconds=self.requeue_seconds,
         )

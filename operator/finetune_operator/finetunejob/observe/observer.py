@@ -111,6 +111,8 @@ class FineTuneJobObserver:
             KubeError: the API server could not be read.
             UnreadableStatusError: a newer version of the operator wrote the status of the job that this job resumes.
         """
+        if ftj.spec and ftj.spec.sweep:
+            return await self._observe_sweep(ftj)
         jobs, pods = await self.cache.jobs_and_pods(ftj)
         mlflow = await self.poller.poll(ftj, has_pods=any(map(is_alive, pods)))
         rejections = await read_rejections(self.kube, ftj, jobs, pods, now)
@@ -142,6 +144,18 @@ class FineTuneJobObserver:
             alias_versions=await self._alias_versions.read(ftj),
             code=await self._revisions.read(ftj),
             has_checked_pods=self.dry_runner.has_checked(ftj),
+        )
+
+    async def _observe_sweep(self, ftj: FineTuneJob) -> Observed:
+        """Observe what `decide` needs of a job with a sweep, which has no pods: its FineTuneJobs have them."""
+        return Observed(
+            mlflow=await self.poller.poll(ftj, has_pods=False),
+            alias_versions=await self._alias_versions.read(ftj),
+            has_checked_pods=self.dry_runner.has_checked(ftj),
+            children={
+                body["metadata"]["name"]: body
+                for body in self.store.finetunejobs_of((ftj.namespace, ftj.uid))
+            },
         )
 
     async def _read_resumed_job(self, ftj: FineTuneJob, now: datetime) -> ResumedJob | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_operator.finetuneschedule.cron import Cron, CronError
 from finetune_operator.finetuneschedule.decide.draft import Draft
@@ -10,6 +11,10 @@ from finetune_operator.policy.result import Continue, Outcome, Stop
 _NO_SOURCE = (
     "spec.onlyIfDataChanged requires spec.jobTemplate.spec.data.source: the preparation of the source finds out whether the data has "
     "changed, and prepared splits or a command that reads its own data have none"
+)
+_SWEEP = (
+    "spec.onlyIfDataChanged must be false when spec.jobTemplate.spec.sweep is set: the trials of a sweep prepare the data, and the sweep "
+    "trains in any case"
 )
 
 
@@ -42,6 +47,17 @@ def _find_mistake(draft: Draft) -> str | None:
         Cron.parse(draft.spec.schedule, draft.spec.time_zone)
     except CronError as error:
         return str(error)
-    data = draft.spec.job_template.spec.get("data")
+    return (
+        _find_obstacle_to_comparison(draft.spec.job_template.spec)
+        if draft.spec.only_if_data_changed
+        else None
+    )
+
+
+def _find_obstacle_to_comparison(job: Json) -> str | None:
+    """Why the data of a FineTuneJob with this spec cannot be compared with that of an earlier one."""
+    if job.get("sweep"):
+        return _SWEEP
+    data = job.get("data")
     has_source = isinstance(data, dict) and bool(data.get("source"))
-    return _NO_SOURCE if draft.spec.only_if_data_changed and not has_source else None
+    return None if has_source else _NO_SOURCE

@@ -51,25 +51,26 @@ def held(store: Store) -> Json:
 Step = tuple[Any, ...]
 
 
-def test_a_schedule_finds_its_jobs_as_they_are_now() -> None:
-    def of_schedule(version: int, name: str, owner: str) -> Json:
+@pytest.mark.parametrize("kind", ["FineTuneSchedule", "FineTuneJob"])
+def test_a_schedule_or_a_sweep_finds_its_jobs_as_they_are_now(kind: str) -> None:
+    def created_by(version: int, name: str, owner: str) -> Json:
         body = ftj(version, name, uid=name)
-        body["metadata"]["ownerReferences"] = [build_owner_reference("FineTuneSchedule", "nightly", owner)]
+        body["metadata"]["ownerReferences"] = [build_owner_reference(kind, "nightly", owner)]
         return body
 
     def names_of(owner: str) -> list[str]:
         return [body["metadata"]["name"] for body in store.finetunejobs_of(("team", owner))]
 
     store = Store()
-    for body in (ftj(1), of_schedule(2, "b", "s1"), of_schedule(3, "a", "s1"), of_schedule(4, "c", "s2")):
+    for body in (ftj(1), created_by(2, "b", "s1"), created_by(3, "a", "s1"), created_by(4, "c", "s2")):
         store.put("FineTuneJob", body)
     assert (names_of("s1"), names_of("s2"), names_of("s3")) == (["a", "b"], ["c"], [])
-    # Another schedule adopts one, one is deleted, and one was deleted while no watch ran.
-    store.put("FineTuneJob", of_schedule(5, "a", "s2"))
-    store.drop("FineTuneJob", of_schedule(6, "b", "s1"))
-    store.replace("FineTuneJob", [of_schedule(5, "a", "s2")], 7)
+    # Another one adopts one, one is deleted, and one was deleted while no watch ran.
+    store.put("FineTuneJob", created_by(5, "a", "s2"))
+    store.drop("FineTuneJob", created_by(6, "b", "s1"))
+    store.replace("FineTuneJob", [created_by(5, "a", "s2")], 7)
     assert (names_of("s1"), names_of("s2")) == ([], ["a"])
-    assert store._scheduled_jobs == {("team", "s2"): {("team", "a")}}
+    assert store._created_jobs == {("team", "s2"): {("team", "a")}}
 
 
 def test_promotions_stand_apart_from_jobs_and_own_nothing() -> None:

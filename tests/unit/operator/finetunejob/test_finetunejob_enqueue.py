@@ -11,7 +11,7 @@ from finetune_operator.controller.store import Store
 from finetune_operator.controller.workqueue import WorkQueue
 from finetune_operator.finetunejob.enqueue import on_child, on_event
 from finetune_operator.owners import find_owner
-from fixtures.operator_in_memory.decisions import UID, child
+from fixtures.operator_in_memory.decisions import UID, child, controller
 
 Json = dict[str, Any]
 
@@ -42,6 +42,16 @@ def test_a_change_of_a_job_is_looked_at_at_once(change: str, body: Json, *, is_n
     store.put("FineTuneJob", version(TUNE, 5))
     on_event(store, queue, change, body)
     assert (queue._queued, queue._due) == ({"team/tune": False} if is_news else {}, {})
+
+
+def test_a_change_of_a_trial_is_looked_at_with_its_sweep() -> None:
+    owner = controller("finetune.dev/v1alpha1", "FineTuneJob", UID)
+    trial = {"metadata": {"namespace": "team", "name": "tune-1", "uid": "u", "ownerReferences": [owner]}}
+    store, queue = Store(find_owner), WorkQueue(clock=lambda: 0.0)
+    on_event(store, queue, "MODIFIED", version(trial, 5))
+    assert (list(queue._ready), queue._due) == (["team/tune-1"], {"team/its-name": 0.1})
+    on_event(store, queue, "MODIFIED", version(trial, 5))
+    assert list(queue._ready) == ["team/tune-1"]
 
 
 CHILD_EVENTS: dict[str, tuple[str, Json, bool]] = {

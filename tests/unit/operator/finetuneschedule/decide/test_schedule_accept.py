@@ -48,6 +48,15 @@ CASES = {
     "no source whose data could change": Case(
         new(onlyIfDataChanged=True, jobTemplate={"spec": {"data": {"splits": {}}}}), None, "Blocked", BLOCKED
     ),
+    "a sweep, which trains in any case": Case(
+        new(
+            onlyIfDataChanged=True,
+            jobTemplate={"spec": {"data": {"source": {"type": "Table"}}, "sweep": {"parameters": []}}},
+        ),
+        None,
+        "Blocked",
+        BLOCKED,
+    ),
     "a template that is wrong": Case(
         new(),
         REFUSAL,

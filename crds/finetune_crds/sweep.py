@@ -1,0 +1,191 @@
+"""`spec.sweep`: train the job several times with different hyperparameters, and keep the best model."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field
+
+from finetune_crds.base import (
+    OPERATOR_DEFAULT,
+    ApiModel,
+    NonNegative,
+    Positive,
+    Rule,
+    immutable,
+    list_type_map,
+    rules,
+)
+
+MAX_TRIALS = 100
+MAX_PARAMETERS = 8
+BEST_SUFFIX = "best"
+MAX_SWEEP_NAME = 35
+"""Maximum length of the name of a job with a sweep: its longest child is `<name>-best`, a FineTuneJob whose name has at most 40."""
+
+FieldPath = Annotated[
+    str,
+    Field(max_length=128, pattern=r"^(training|method|objective|distributed)(\.[a-z][A-Za-z0-9]*)*$"),
+]
+
+
+class SweepRange(ApiModel):
+    """An interval of numbers."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            ("self.min < self.max", "min must be below max", ".min"),
+            (
+                "!has(self.scale) || self.scale != 'Log' || self.min > 0.0",
+                "min must be above 0 when scale is Log",
+                ".min",
+            ),
+            (
+                "!has(self.scale) || self.scale != 'Log' || !has(self.step) || self.step > 1.0",
+                "step must be above 1 when scale is Log: it is a factor",
+                ".step",
+            ),
+        )
+    )
+
+    min: float
+    """Lowest value."""
+    max: float
+    """Highest value."""
+    scale: Annotated[Literal["Linear", "Log"], Field(json_schema_extra=OPERATOR_DEFAULT)] = "Linear"
+    """Linear: values are drawn evenly. Log: their logarithms are, for example for learning rates."""
+    step: Annotated[float, Field(gt=0)] | None = None
+    """Only the values min, min + step, min + 2 step and so on up to max; with scale Log, min, min x step, min x step x step and
+    so on. Required when algorithm is Grid. Default: any value; for a field of whole numbers, every whole number."""
+
+
+class SweepParameter(ApiModel):
+    """A field whose value differs among the trials."""
+
+    # Rules cannot tell whether `values` is set: CEL does not know lists of any JSON type.
+    model_config = ConfigDict(
+        json_schema_extra={"oneOf": [{"required": ["values"]}, {"required": ["range"]}]}
+    )
+
+    field: FieldPath
+    """Path of the field below spec, such as training.learningRate or method.lora.rank. Also a part with several fields, such
+    as method."""
+    values: (
+        Annotated[
+            list[Any],
+            Field(
+                min_length=1,
+                max_length=MAX_TRIALS,
+                json_schema_extra={"items": {"x-kubernetes-preserve-unknown-fields": True}},
+            ),
+        ]
+        | None
+    ) = None
+    """The values to choose from, of the type of the field. Set either values or range."""
+    range: SweepRange | None = None
+    """The interval to choose from."""
+
+
+class Sweep(ApiModel):
+    """Trials with different hyperparameters. Each trial is a FineTuneJob, NAME-1, NAME-2 and so on, which this job owns."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            (
+                "self.parameters.all(a, self.parameters.exists_one(b, b.field == a.field || b.field.startsWith(a.field + '.')))",
+                "the fields of parameters must differ, and no field may be part of another one",
+                ".parameters",
+            ),
+            (
+                "has(self.trials) == (self.algorithm != 'Grid')",
+                "trials is required unless algorithm is Grid, which tries every combination",
+                ".trials",
+            ),
+            (
+                "self.algorithm != 'Grid' || self.parameters.all(item, !has(item.range) || has(item.range.step))",
+                "each range requires a step when algorithm is Grid",
+                ".parameters",
+            ),
+        )
+    )
+
+    parameters: Annotated[list[SweepParameter], Field(min_length=1, max_length=MAX_PARAMETERS)]
+    """The fields that differ among the trials. Grid changes the last one fastest."""
+    algorithm: Literal["Grid", "Random", "TPE"]
+    """Grid: every combination of values, at most 100. Random: as many combinations as trials, drawn at random. TPE: as many,
+    chosen by Optuna's tree-structured Parzen estimator from the results of earlier trials."""
+    trials: Annotated[int, Field(ge=1, le=MAX_TRIALS)] | None = None
+    """Number of trials; required unless algorithm is Grid."""
+    parallel: Annotated[int, Field(ge=1, le=MAX_TRIALS)] = 1
+    """Maximum number of trials at a time."""
+    metric: Literal["eval_loss"] = "eval_loss"
+    """The metric that the best trial has the lowest value of: the loss on the validation split at the end of the training."""
+    seed: NonNegative = 42
+    """Seed of the values that Random and TPE draw."""
+    max_failed_trials: NonNegative = 3
+    """Maximum number of trials that may fail; if more fail, the job fails and the other trials stop."""
+
+
+TrialPhase = Literal[
+    "Pending",
+    "Queued",
+    "Preparing",
+    "Starting",
+    "Training",
+    "Evaluating",
+    "Registering",
+    "Suspended",
+    "Succeeded",
+    "Failed",
+]
+
+
+class Trial(ApiModel):
+    """A trial of a sweep."""
+
+    n: Positive
+    """Number of the trial. Its FineTuneJob is NAME-n."""
+    parameters: dict[str, Annotated[str, Field(max_length=256)]]
+    """Value of each field as JSON, by path."""
+    metric: float | None = None
+    """Value of the metric, once the trial has succeeded."""
+    step: NonNegative | None = None
+    """Optimizer steps done, once the trial has ended."""
+    phase: TrialPhase | None = None
+    """Phase of the trial."""
+
+
+class SweepStatus(ApiModel):
+    """The trials of spec.sweep."""
+
+    best: Positive | None = None
+    """Number of the best trial so far."""
+    planned: NonNegative = 0
+    """Number of trials of the sweep."""
+    trials: Annotated[list[Trial], Field(max_length=MAX_TRIALS, json_schema_extra=list_type_map("n"))] = (
+        Field(default_factory=list)
+    )
+    """The trials that have started, by number."""
+
+
+# CEL on FineTuneJobSpec.
+_HAS_SWEEP = "has(self.sweep)"
+
+SWEEP_RULES = (
+    immutable(
+        "sweep",
+        "spec.sweep cannot change once the job exists (only suspend, runPolicy and pods can): create a FineTuneJob with another name",
+    ),
+    Rule(
+        f"!{_HAS_SWEEP} || !has(self.trainer.command) || size(self.trainer.command) == 0",
+        "sweep must not be set when trainer.command is set: the best model could not be registered from the checkpoint of its trial. Let "
+        "your command try the values, for example with optuna",
+        ".sweep",
+    ),
+    Rule(
+        f"!{_HAS_SWEEP} || !has(self.checkpoint) || !has(self.checkpoint.resumeFrom)",
+        "checkpoint.resumeFrom must not be set when sweep is set: a run continues only with its own hyperparameters",
+        ".checkpoint.resumeFrom",
+    ),
+)
+"""Rules of FineTuneJobSpec."""

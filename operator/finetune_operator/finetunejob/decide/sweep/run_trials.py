@@ -1,0 +1,280 @@
+"""Starts the trials of a sweep in the order of their numbers, and reports how far they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from finetune_crds.base import Json, join_names
+from finetune_crds.conditions import ConditionReason, ConditionType
+from finetune_crds.status import DataStatus, Progress
+from finetune_crds.status_parts import Usage
+from finetune_crds.sweep import SweepStatus, Trial
+from finetune_operator.finetunejob.decide import track
+from finetune_operator.finetunejob.decide.sweep import follow
+from finetune_operator.finetunejob.decide.sweep.check_trials import get_sweep
+from finetune_operator.finetunejob.draft.draft import Draft
+from finetune_operator.finetunejob.draft.wait import SOON_SECONDS
+from finetune_operator.finetunejob.model import FINISHED_PHASES
+from finetune_operator.finetunejob.sweep import objects, search_space, trial_state, values
+from finetune_operator.policy.result import Continue, Outcome, Stop
+
+# Digits of the metric in messages and in the column PROGRESS.
+_METRIC_DIGITS = 4
+
+
+def run_trials(draft: Draft) -> Outcome:
+    """Until all trials have ended, each pass ends here."""
+    follow.follow_parent(draft, is_suspended=False)
+    if draft.holds(ConditionType.TRAINED):
+        return Continue
+    plan = read_plan(draft)
+    trials = _read_trials(draft, plan)
+    if _has_too_many_failures(draft, trials):
+        return Stop
+    if not track.may_train(draft):
+        _record(draft, plan, trials)
+        track.report_wait(draft)
+        return Stop
+    ended = [trial for trial in trials if trial.phase in FINISHED_PHASES]
+    if len(ended) < plan.planned:
+        trials = _start_trials(draft, plan, trials)
+        if draft.suggestions:
+            return Stop
+        _record(draft, plan, trials)
+        _report(draft, plan, trials)
+        return Stop
+    _record(draft, plan, trials)
+    return _finish(draft, trials)
+
+
+class Plan(NamedTuple):
+    """The trials of a sweep: how many there are, and the values of those whose values are known, by number."""
+
+    planned: int
+    values: Mapping[int, values.Values]
+
+
+def read_plan(draft: Draft) -> Plan:
+    """The trials of the sweep. TPE chooses the values of a trial only when it can start, and the status records them."""
+    sweep, recorded = get_sweep(draft), draft.status.sweep or SweepStatus()
+    if sweep.algorithm == "TPE":
+        known = {trial.n: search_space.read_values(sweep, trial) for trial in recorded.trials}
+        return Plan(sweep.trials or 1, known)
+    trials = values.list_trials(sweep)
+    return Plan(len(trials), dict(enumerate(trials, start=1)))
+
+
+def get_best(trials: Sequence[Trial]) -> Trial | None:
+    """The trial with the lowest metric, of equal ones the first; None if no trial has the metric."""
+    measured = [trial for trial in trials if trial.metric is not None]
+    return min(measured, key=lambda trial: (trial.metric, trial.n), default=None)
+
+
+def describe_best(draft: Draft, best: Trial) -> str:
+    """The best trial, its metric and its values, as part of a sentence."""
+    name = objects.trial_name(draft.ftj.name, best.n)
+    described = ", ".join(f"{field} {text}" for field, text in best.parameters.items())
+    return f"{name} is the best, with {get_sweep(draft).metric} {_format_metric(best)} ({described})"
+
+
+def _read_trials(draft: Draft, plan: Plan) -> list[Trial]:
+    """The trials that exist or have ended, by number. An end is final, even if somebody has deleted the trial since."""
+    recorded = {trial.n: trial for trial in (draft.status.sweep or SweepStatus()).trials}
+    trials: list[Trial] = []
+    for number, trial_values in plan.values.items():
+        before = recorded.get(number)
+        child = draft.observed.children.get(objects.trial_name(draft.ftj.name, number))
+        if before and before.phase in FINISHED_PHASES:
+            trials.append(before)
+        elif child:
+            trials.append(_read_trial(draft, number, trial_values, child))
+    return trials
+
+
+def _read_trial(draft: Draft, number: int, trial_values: values.Values, child: Json) -> Trial:
+    # NB: the step changes with each progress of a trial, and each change would write the status of the sweep.
+    has_ended = trial_state.is_finished(child)
+    return Trial(
+        n=number,
+        parameters=_format_parameters(trial_values),
+        metric=None if _has_other_rows(draft, child) else trial_state.read_metric(child),
+        step=trial_state.read_step(child) if has_ended else None,
+        phase=trial_state.read_phase(child),
+    )
+
+
+def _has_other_rows(draft: Draft, child: Json) -> bool:
+    """Whether a trial read other rows than the first one, because the source has changed: their losses are not comparable.
+
+    Trials with different objectives may prepare the same rows differently.
+    """
+    if any(parameter.field.partition(".")[0] == "objective" for parameter in get_sweep(draft).parameters):
+        return False
+    digest = (trial_state.read_part(child, "data") or {}).get("digest")
+    first = draft.status.data.digest if draft.status.data else None
+    return None not in (digest, first) and digest != first
+
+
+def _describe_other_rows(draft: Draft) -> str:
+    """The trials with other rows, as the end of a sentence; empty without such a trial."""
+    names = [name for name, child in draft.observed.children.items() if _has_other_rows(draft, child)]
+    if not names:
+        return ""
+    return f"; {join_names(names)} read other rows, since the source has changed, and cannot be the best"
+
+
+def _format_parameters(trial_values: values.Values) -> dict[str, str]:
+    return {field: values.format_value(value) for field, value in trial_values.items()}
+
+
+def _start_trials(draft: Draft, plan: Plan, trials: list[Trial]) -> list[Trial]:
+    """Create the FineTuneJobs of the next trials, or request their values, and return all trials that have started."""
+    running = [trial for trial in trials if trial.phase not in FINISHED_PHASES]
+    started_numbers = {trial.n for trial in trials}
+    waiting_numbers = [number for number in range(1, plan.planned + 1) if number not in started_numbers]
+    next_numbers = waiting_numbers[: max(get_sweep(draft).parallel - len(running), 0)]
+    new_trials: list[Trial] = []
+    for number in next_numbers:
+        if number in plan.values:
+            draft.apply.append(objects.build_trial(draft.ftj, number, plan.values[number]))
+            new_trials.append(_plan_trial(number, plan.values[number]))
+    unknown_numbers = [number for number in next_numbers if number not in plan.values]
+    if unknown_numbers:
+        new_trials += _choose_values(draft, trials + new_trials, unknown_numbers)
+    if new_trials or trials:
+        draft.record_start()
+    return sorted([*trials, *new_trials], key=lambda trial: trial.n)
+
+
+def _choose_values(draft: Draft, trials: Sequence[Trial], numbers: Sequence[int]) -> list[Trial]:
+    """Return the trials with the values that were suggested, or request them.
+
+    NB: the status must have the values before the FineTuneJob exists: after a crash, another suggestion might differ.
+    """
+    sweep, suggestions = get_sweep(draft), draft.observed.suggestions
+    if suggestions is None:
+        draft.suggestions = search_space.build_request(sweep, trials, numbers)
+        return []
+    draft.requeue_after(SOON_SECONDS)
+    return [_plan_trial(number, search_space.decode(sweep, suggestions[str(number)])) for number in numbers]
+
+
+def _plan_trial(number: int, trial_values: values.Values) -> Trial:
+    return Trial(n=number, parameters=_format_parameters(trial_values), phase="Pending")
+
+
+def _has_too_many_failures(draft: Draft, trials: Sequence[Trial]) -> bool:
+    """Fail the job if more trials have failed than may."""
+    failed = [trial for trial in trials if trial.phase == "Failed"]
+    limit = get_sweep(draft).max_failed_trials
+    if len(failed) <= limit:
+        return False
+    last = objects.trial_name(draft.ftj.name, failed[-1].n)
+    child = draft.observed.children.get(last)
+    condition = trial_state.find_condition(child, ConditionType.FAILED) if child else None
+    why = f": {condition['message']}" if condition else ""
+    draft.update(sweep=(draft.status.sweep or SweepStatus()).model_copy(update={"trials": list(trials)}))
+    draft.fail(
+        ConditionReason.TRIALS_FAILED,
+        f"{len(failed)} trials have failed, and spec.sweep.maxFailedTrials is {limit}; the last one is {last}{why}",
+    )
+    return True
+
+
+def _record(draft: Draft, plan: Plan, trials: list[Trial]) -> None:
+    """Record the trials, the progress, the data and the usage."""
+    numbers = {trial.n for trial in trials}
+    # The values of a trial stay, even if somebody has deleted it.
+    recorded = [trial for trial in (draft.status.sweep or SweepStatus()).trials if trial.n not in numbers]
+    trials = sorted([*trials, *recorded], key=lambda trial: trial.n)
+    best = get_best(trials)
+    ended = sum(trial.phase in FINISHED_PHASES for trial in trials)
+    draft.update(sweep=SweepStatus(best=best.n if best else None, planned=plan.planned, trials=trials))
+    summary = f"{ended}/{plan.planned}" + (f", best {_format_metric(best)}" if best else "")
+    draft.update(
+        progress=Progress(
+            percent=100 * ended // plan.planned, summary=summary, eval_loss=best.metric if best else None
+        )
+    )
+    _record_data(draft)
+    record_usage(draft)
+
+
+def _record_data(draft: Draft) -> None:
+    """Report the preparation of the first trial that has prepared or, without one, that prepares: the others wait for it."""
+    if draft.holds(ConditionType.PREPARED):
+        return
+    conditions = [
+        (child, condition)
+        for child in draft.observed.children.values()
+        if (condition := trial_state.find_condition(child, ConditionType.PREPARED))
+    ]
+    waiting = ConditionReason.WAITING_FOR_PREPARATION
+    conditions.sort(key=lambda item: (item[1]["status"] != "True", item[1]["reason"] == waiting))
+    if not conditions:
+        return
+    child, condition = conditions[0]
+    is_prepared, reason = condition["status"] == "True", ConditionReason(condition["reason"])
+    draft.set(ConditionType.PREPARED, is_prepared, reason, condition["message"])
+    data = trial_state.read_part(child, "data")
+    if is_prepared and data:
+        draft.update(data=DataStatus.model_validate(data))
+
+
+def record_usage(draft: Draft) -> None:
+    """Record the sum of what the FineTuneJobs of the sweep used. Metrics count the usage of each of them, so it has no Jobs."""
+    parts = [trial_state.read_part(child, "usage") or {} for child in draft.observed.children.values()]
+    pod_hours = round(sum(part.get("podHours", 0.0) for part in parts), 2)
+    gpu_hours = round(sum(part.get("gpuHours", 0.0) for part in parts), 2)
+    # NB: somebody may have deleted a trial, whose usage stays.
+    before = draft.status.usage
+    if pod_hours and (before is None or pod_hours > before.pod_hours):
+        draft.update(usage=Usage(pod_hours=pod_hours, gpu_hours=gpu_hours, jobs=[]))
+
+
+def _report(draft: Draft, plan: Plan, trials: Sequence[Trial]) -> None:
+    """Report which trials run, and the best one so far."""
+    running = [trial for trial in trials if trial.phase not in FINISHED_PHASES]
+    phases = {trial.phase for trial in running}
+    reason = ConditionReason.STARTING
+    if "Training" in phases:
+        reason = ConditionReason.TRAINING
+    elif phases == {"Queued"}:
+        reason = ConditionReason.QUEUED
+    names = ", ".join(objects.trial_name(draft.ftj.name, trial.n) for trial in running)
+    message = f"{len(trials) - len(running)} of {plan.planned} trials have ended; {names or 'none'} "
+    message += "run" if len(running) > 1 else "runs"
+    best = get_best(trials)
+    if best:
+        message += f"; {describe_best(draft, best)}"
+    message += _describe_other_rows(draft)
+    draft.set(ConditionType.TRAINED, False, reason, message)
+    follow.report_obstacle(draft)
+
+
+def _finish(draft: Draft, trials: Sequence[Trial]) -> Outcome:
+    """Record the end of the trials. Without a metric, the job fails."""
+    best = get_best(trials)
+    if best is None:
+        metric = get_sweep(draft).metric
+        draft.fail(
+            ConditionReason.TRIALS_FAILED,
+            f"no trial has a value of {metric}: correct the cause of the failed trials, or let data have a validation split, and create a "
+            "FineTuneJob with another name",
+        )
+        return Stop
+    count = f"{len(trials)} trials have ended" if len(trials) > 1 else "1 trial has ended"
+    failed = sum(trial.phase == "Failed" for trial in trials)
+    failures = f", {failed} of them failed" if failed else ""
+    draft.set(
+        ConditionType.TRAINED,
+        True,
+        ConditionReason.TRAINED,
+        f"{count}{failures}; {describe_best(draft, best)}{_describe_other_rows(draft)}",
+    )
+    return Continue
+
+
+def _format_metric(trial: Trial) -> str:
+    return f"{trial.metric:.{_METRIC_DIGITS}g}"

@@ -1,0 +1,83 @@
+"""What a sweep reads of its FineTuneJobs.
+
+NB: the status is read as JSON. To parse the spec and the status of 100 trials takes a tenth of a second of each pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from finetune_crds.base import Json
+from finetune_crds.conditions import ConditionType
+from finetune_crds.sweep import TrialPhase
+from finetune_operator.finetunejob.model import FINISHED_PHASES
+
+# As `ready.OBSTACLES`.
+_OBSTACLES = (
+    ConditionType.ACCEPTED,
+    ConditionType.PODS_ADMITTED,
+    ConditionType.MODELS_FOUND,
+    ConditionType.CHECKPOINT_FOUND,
+    ConditionType.PODS_HEALTHY,
+)
+
+
+def read_phase(child: Json) -> TrialPhase:
+    """The phase of a child; Pending until it has one."""
+    phase: TrialPhase = _status(child).get("phase") or "Pending"
+    return phase
+
+
+def is_finished(child: Json) -> bool:
+    """Whether a child has succeeded or failed."""
+    return read_phase(child) in FINISHED_PHASES
+
+
+def is_waiting(child: Json) -> bool:
+    """Whether a child waits in a queue or for a node, or is suspended."""
+    return "waitingSince" in _status(child)
+
+
+def read_metric(child: Json) -> float | None:
+    """The evaluation loss of a trial that has succeeded; None if it has none."""
+    if read_phase(child) != "Succeeded":
+        return None
+    loss: float | None = _part(child, "model").get("evalLoss")
+    return loss
+
+
+def read_step(child: Json) -> int | None:
+    """The optimizer steps that a child has done; None before its training."""
+    step: int | None = _part(child, "progress").get("step")
+    return step
+
+
+def read_part(child: Json, name: str) -> Json | None:
+    """A part of the status of a child; None if it is not set."""
+    return _status(child).get(name)
+
+
+def find_obstacle(child: Json) -> Json | None:
+    """The condition that keeps a child from making progress; None without one."""
+    obstacles = (condition for kind in _OBSTACLES if (condition := find_condition(child, kind)))
+    return next((condition for condition in obstacles if condition["status"] == "False"), None)
+
+
+def find_condition(child: Json, kind: ConditionType) -> Json | None:
+    """A condition of a child; None if it is not set."""
+    return next((item for item in _conditions(child) if item["type"] == kind), None)
+
+
+def _conditions(child: Json) -> Iterator[Json]:
+    yield from _status(child).get("conditions") or ()
+
+
+def _part(child: Json, name: str) -> Json:
+    part: Any = _status(child).get(name)
+    return part or {}
+
+
+def _status(child: Json) -> Json:
+    status: Json = child.get("status") or {}
+    return status

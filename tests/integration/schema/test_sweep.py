@@ -1,0 +1,117 @@
+"""What the schema says of spec.sweep."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fixtures.operator_processes.jobs import job
+from integration.schema import dry_run
+from support.api import Api
+from support.refusals import refused
+
+Json = dict[str, Any]
+RATES: Json = {"field": "training.learningRate", "values": [1e-4, 1e-3]}
+RANGE: Json = {"min": 1e-5, "max": 1e-3, "scale": "Log", "step": 10}
+
+
+def sweep(*parameters: Json, name: str = "tune", spec: Json | None = None, **fields: Any) -> Json:
+    body = {"algorithm": "Grid", "parameters": list(parameters or (RATES,)), **fields}
+    return job(name, sweep={key: value for key, value in body.items() if value is not None}, **(spec or {}))
+
+
+def with_range(**interval: Any) -> Json:
+    return {"field": "training.learningRate", "range": RANGE | interval}
+
+
+REFUSED: dict[str, tuple[Json, str]] = {
+    "a field twice": (sweep(RATES, RATES), "the fields of parameters must differ"),
+    "a part of another field": (
+        sweep(
+            {"field": "method", "values": [{"type": "Full"}]}, {"field": "method.lora.rank", "values": [8]}
+        ),
+        "no field may be part of another one",
+    ),
+    "a field of data": (sweep({"field": "data.prepare.limit", "values": [1]}), "should match"),
+    "an algorithm that is not there": (sweep(algorithm="ASHA"), "Unsupported value"),
+    "random trials without a number": (
+        sweep(algorithm="Random"),
+        "trials is required unless algorithm is Grid",
+    ),
+    "a number of combinations": (sweep(trials=2), "trials is required unless algorithm is Grid"),
+    "101 trials": (sweep(algorithm="Random", trials=101), "less than or equal to 100"),
+    "a grid of any number": (
+        sweep({"field": "training.learningRate", "range": {"min": 0.1, "max": 0.2}}),
+        "each range requires a step when algorithm is Grid",
+    ),
+    "an empty range": (sweep(with_range(max=1e-5)), "min must be below max"),
+    "the logarithm of zero": (sweep(with_range(min=0)), "min must be above 0 when scale is Log"),
+    "a factor of one": (sweep(with_range(step=1)), "step must be above 1 when scale is Log"),
+    "a command": (
+        sweep(spec={"trainer": {"command": ["mine"]}, "checkpoint": None}),
+        "sweep must not be set when trainer.command is set",
+    ),
+    "a run to carry on": (
+        sweep(spec={"checkpoint": {"uri": "/c", "resumeFrom": {"type": "Job", "name": "first"}}}),
+        "checkpoint.resumeFrom must not be set when sweep is set",
+    ),
+    "a long name": (sweep(name="a" * 36), "at most 35 characters when sweep is set"),
+}
+# Not by a rule: CEL does not know lists of any JSON type.
+EITHER: dict[str, Json] = {
+    "neither values nor a range": {"field": "training.seed"},
+    "both": {"field": "training.seed", "values": [1], "range": {"min": 1, "max": 2, "step": 1}},
+}
+ACCEPTED: dict[str, Json] = {
+    "a grid": sweep(name="a" * 35),
+    "a grid of a range": sweep(with_range()),
+    "random trials": sweep(
+        {"field": "training.learningRate", "range": {"min": 1e-5, "max": 1e-3}},
+        algorithm="Random",
+        trials=100,
+        parallel=10,
+        seed=0,
+        maxFailedTrials=0,
+    ),
+    "values of any type": sweep(
+        {"field": "method", "values": [{"type": "Full"}, {"type": "LoRA", "lora": {"targetModules": ["q"]}}]},
+        {"field": "training.packing", "values": [True, False]},
+        {"field": "training.scheduler", "values": ["Linear"]},
+        {"field": "distributed.nodes", "values": [1, 2]},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_the_schema_refuses(api: Api, case: str) -> None:
+    body, sentence = REFUSED[case]
+    with refused(sentence):
+        dry_run.create(api, body, strict=True)
+
+
+@pytest.mark.parametrize("case", EITHER)
+def test_a_parameter_has_either_values_or_a_range(api: Api, case: str) -> None:
+    with refused("must validate one and only one schema (oneOf)"):
+        dry_run.create(api, sweep(EITHER[case]), strict=True)
+
+
+@pytest.mark.parametrize("case", ACCEPTED)
+def test_the_schema_accepts(api: Api, case: str) -> None:
+    created = dry_run.create(api, ACCEPTED[case], strict=True)["spec"]["sweep"]
+    assert created["parameters"] == ACCEPTED[case]["spec"]["sweep"]["parameters"]
+
+
+CHANGES: dict[str, Json] = {
+    "a value": {"parameters": [RATES | {"values": [1e-4, 2e-3]}]},
+    "the order of the values": {"parameters": [RATES | {"values": [1e-3, 1e-4]}]},
+    "the number at a time": {"parallel": 7},
+}
+
+
+@pytest.mark.parametrize("case", CHANGES)
+def test_a_sweep_cannot_change(api: Api, case: str) -> None:
+    with refused("spec.sweep cannot change once the job exists"):
+        dry_run.change(api, sweep(), {"sweep": CHANGES[case]})
+    with refused("spec.sweep cannot change once the job exists"):
+        dry_run.change(api, sweep(), {"sweep": None})
