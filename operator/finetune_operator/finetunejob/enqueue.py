@@ -16,12 +16,15 @@ _CHILD_EVENT_SECONDS = 0.1
 
 
 def on_event(store: Store, queue: WorkQueue, event_type: str | None, body: Json) -> None:
-    """Store a FineTuneJob that a watch delivers, and queue a pass over it and over its sweep unless the operator itself wrote this state."""
+    """Store a FineTuneJob that a watch delivers, and queue a pass over it unless the operator itself wrote this state.
+
+    A pass over its sweep follows in any case: a pass over a trial writes the status that the sweep reads.
+    """
     if store.update("FineTuneJob", event_type, body):
         queue.add(f"{body['metadata']['namespace']}/{body['metadata']['name']}")
-        sweep, reference = find_finetunejob(body), find_controller(body)
-        if sweep and reference:
-            queue.add_after(f"{sweep.namespace}/{reference['name']}", _CHILD_EVENT_SECONDS)
+    sweep, reference = find_finetunejob(body), find_controller(body)
+    if sweep and reference:
+        queue.add_after(f"{sweep.namespace}/{reference['name']}", _CHILD_EVENT_SECONDS)
 
 
 def on_child(store: Store, queue: WorkQueue, kind: str, event_type: str | None, body: Json) -> None:

@@ -49,9 +49,12 @@ def test_a_change_of_a_trial_is_looked_at_with_its_sweep() -> None:
     trial = {"metadata": {"namespace": "team", "name": "tune-1", "uid": "u", "ownerReferences": [owner]}}
     store, queue = Store(find_owner), WorkQueue(clock=lambda: 0.0)
     on_event(store, queue, "MODIFIED", version(trial, 5))
-    assert (list(queue._ready), queue._due) == (["team/tune-1"], {"team/its-name": 0.1})
+    assert (queue._queued, queue._due) == ({"team/tune-1": False}, {"team/its-name": (0.1, False)})
+    # The operator itself wrote the status of the trial: that is no news of the trial, but of its sweep.
+    store, queue = Store(find_owner), WorkQueue(clock=lambda: 0.0)
+    store.put("FineTuneJob", version(trial, 5))
     on_event(store, queue, "MODIFIED", version(trial, 5))
-    assert list(queue._ready) == ["team/tune-1"]
+    assert (queue._queued, queue._due) == ({}, {"team/its-name": (0.1, False)})
 
 
 CHILD_EVENTS: dict[str, tuple[str, Json, bool]] = {
