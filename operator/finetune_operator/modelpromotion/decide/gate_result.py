@@ -130,8 +130,8 @@ def _explain_failure(job: ObservedJob, pod: Json, gate: JobGate) -> _Ending:
         last_lines = keep_last_lines(terminated.get("message") or "")
         reason = terminated.get("reason") or "Error"
         cause = f"exit code {terminated.get('exitCode')}" + (f", {reason}" if reason != "Error" else "")
-        said = f": {last_lines}" if last_lines else ""
-        return _Ending("Failed", f"Job {job.name} failed ({cause}), {log}{said}")
+        quoted_lines = f": {last_lines}" if last_lines else ""
+        return _Ending("Failed", f"Job {job.name} failed ({cause}), {log}{quoted_lines}")
     failed = job_condition(job.body, "Failed") or {}
     detail = status.get("message") or failed.get("message") or failed.get("reason") or "no reason is known"
     return _Ending("Failed", f"Job {job.name} failed: {detail}")
