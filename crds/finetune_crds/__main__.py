@@ -35,6 +35,14 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
+def _represent_text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
+    # Kubernetes and Helm read YAML 1.1, where a plain y or n is a boolean. PyYAML takes neither for one, and would not quote it.
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="'" if text in set("yYnN") else None)
+
+
+_Dumper.add_representer(str, _represent_text)
+
+
 def _yaml(body: Schema) -> str:
     return yaml.dump(body, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
 
