@@ -16,8 +16,10 @@ from finetune_crds import contract
 from finetune_crds.recipe import Recipe
 from finetune_trainer.train.data import pack
 from finetune_trainer.train.model.network.trained_network import Network
+from finetune_trainer.train.objectives.distillation import Distillation
 from finetune_trainer.train.objectives.dpo import Dpo
 from finetune_trainer.train.objectives.kto import Kto
+from finetune_trainer.train.objectives.reward import RewardModel
 from finetune_trainer.train.objectives.sft import Sft
 from support.checkpoints import complete_steps
 from support.ends import Attempt
@@ -85,8 +87,10 @@ def test_the_run_tells_progress_parameters_and_lineage(trained: Trained, table: 
     names = {value for name, value in vars(contract).items() if name.startswith("METRIC_")}
     of_data = {name for name in metrics if name.startswith(("train_", "validation_"))}
     of_system = {name for name in metrics if name.startswith("system/")}
-    of_preferences = {*Dpo.metrics, *Kto.metrics}
-    assert set(metrics) - of_data - of_system == names - of_preferences - {
+    of_objectives = {
+        metric for objective in (Distillation, Dpo, Kto, RewardModel) for metric in objective.metrics
+    }
+    assert set(metrics) - of_data - of_system == names - of_objectives - {
         contract.METRIC_MFU,
         contract.METRIC_LOSS_SCALE,
     }
