@@ -59,8 +59,9 @@ def test_a_batch_holds_positions_and_next_tokens_of_each_example_apart() -> None
     assert (batch.max_seqlen, batch.tokens, batch.targets_count) == (4, 9, 5)
     kinds = {name: value.dtype for name, value in vars(batch).items() if isinstance(value, torch.Tensor)}
     assert batch.target_at.tolist() == [1, 2, 4, 6, 7]
+    assert batch.last_at.tolist() == [3, 5, 8]
     assert (batch.attended, batch.reference) == (16 + 4 + 9, None)
-    integers = ("input_ids", "position_ids", "targets", "owners", "examples", "target_at")
+    integers = ("input_ids", "position_ids", "targets", "owners", "examples", "target_at", "last_at")
     dtypes = dict.fromkeys(integers, torch.int64)
     assert kinds == {**dtypes, "cu_seqlens": torch.int32}
 

@@ -257,12 +257,12 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
     (
         {"training.monitor": "Accuracy"},
         [
-            "training.monitor: training.monitor Accuracy requires objective.type DPO, ORPO, SimPO or RewardModel",
+            "training.monitor Accuracy requires objective.type DPO, ORPO, SimPO or RewardModel",
         ],
     ),
     (
         {"objective.type": "DPO", "data.columns": {**PREFERENCES, "margin": "gap"}},
-        ["data.columns.margin: data.columns.margin requires objective.type RewardModel"],
+        ["data.columns.margin requires objective.type RewardModel"],
     ),
     (
         {"objective.type": "ORPO"},
