@@ -81,6 +81,13 @@ class Listing(NamedTuple):
     version: int
 
 
+class Created(NamedTuple):
+    """An object, and whether this request created it; otherwise it existed before."""
+
+    body: Json
+    is_new: bool
+
+
 class Kube:
     """A client for one API server. Use it as an asynchronous context manager.
 
@@ -168,6 +175,20 @@ class Kube:
             **({"dryRun": "All"} if dry_run else {}),
         }
         return await self._request("POST", build_path(kind, namespace), query=query, body=body)
+
+    async def create_or_get(self, body: Json) -> Created:
+        """Create an object, or return the existing one of this name, which may belong to somebody else."""
+        kind, name = body["kind"], body["metadata"]["name"]
+        try:
+            return Created(await self.create(body), is_new=True)
+        except KubeError as error:
+            # NB: not the status 409, which the API server also answers if a ResourceQuota changes meanwhile.
+            if error.reason != "AlreadyExists":
+                raise
+            existing = await self.get(kind, body["metadata"]["namespace"], name)
+            if existing is None:
+                raise KubeError(409, f"{kind} {name} no longer exists: retrying") from error
+            return Created(existing, is_new=False)
 
     async def apply(self, body: Json, *, subresource: str = "") -> Json:
         """Server-side apply: set the fields in `body`, take over their ownership, and return the object.

@@ -247,16 +247,16 @@ class FineTuneJobApplier:
         """
         kind, name = body["kind"], body["metadata"]["name"]
         try:
-            self._keep(kind, await self.kube.create(body))
+            created = await self.kube.create_or_get(body)
         except KubeError as error:
             if error.status in (400, 422):
                 raise KubeError(error.status, f"{error}: {_remedy(body)}", error.reason) from error
-            # NB: not the status 409, which the API server also answers if a ResourceQuota changes meanwhile.
-            if error.reason != "AlreadyExists":
-                raise
-            await self._adopt(ftj, body)
-        else:
+            raise
+        if created.is_new:
             log.info("created %s %s/%s", kind, ftj.namespace, name)
+        elif not is_child(created.body, ftj) or is_being_deleted(created.body):
+            raise NameTaken(_explain_taken_name(body, created.body))
+        self._keep(kind, created.body)
 
     async def _apply_companion(self, ftj: FineTuneJob, body: Json) -> None:
         """Create or update a Service or ConfigMap, unless its name belongs to another object."""
@@ -273,16 +273,6 @@ class FineTuneJobApplier:
         if existing is not None and not is_child(existing, ftj):
             raise NameTaken(_explain_taken_name(body, existing))
         self._keep(kind, await self.kube.apply(body))
-
-    async def _adopt(self, ftj: FineTuneJob, body: Json) -> None:
-        """Use the existing child of this name if an interrupted pass created it for this FineTuneJob."""
-        kind, name = body["kind"], body["metadata"]["name"]
-        existing = await self.kube.get(kind, ftj.namespace, name)
-        if existing is None:
-            raise KubeError(409, f"{kind} {name} no longer exists: retrying")
-        if not is_child(existing, ftj) or is_being_deleted(existing):
-            raise NameTaken(_explain_taken_name(body, existing))
-        self._keep(kind, existing)
 
     def _keep(self, kind: str, body: Json) -> None:
         """Put a child into the cache before the watch delivers it. Custom kinds are not watched.

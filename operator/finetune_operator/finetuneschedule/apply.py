@@ -16,7 +16,7 @@ from finetune_operator.controller import status as status_writer
 from finetune_operator.controller.events import EventTarget
 from finetune_operator.controller.store import Store
 from finetune_operator.finetuneschedule.model import KIND, Schedule, ScheduleDecision, ScheduledJob
-from finetune_operator.kube import Kube, KubeError
+from finetune_operator.kube import Kube
 from finetune_operator.owners import Owner, find_schedule
 
 log = logging.getLogger(__name__)
@@ -73,22 +73,14 @@ class FineTuneScheduleApplier:
     async def _create(self, schedule: Schedule, body: Json) -> None:
         """Create a FineTuneJob, unless an interrupted pass created it for this schedule."""
         name = body["metadata"]["name"]
-        try:
-            job = await self.kube.create(body)
-        except KubeError as error:
-            if error.reason != "AlreadyExists":
-                raise
-            existing = await self.kube.get(_CHILD, schedule.namespace, name)
-            if existing is None:
-                raise KubeError(409, f"{_CHILD} {name} no longer exists: retrying") from error
-            if find_schedule(existing) != Owner(schedule.namespace, schedule.uid):
-                raise NameTaken(
-                    f"{_CHILD} {name} exists and does not belong to this schedule: delete it, or wait for the next start time"
-                ) from error
-            job = existing
-        else:
+        created = await self.kube.create_or_get(body)
+        if created.is_new:
             log.info("%s: created %s %s", schedule.key, _CHILD, name)
-        self.store.put(_CHILD, job)
+        elif find_schedule(created.body) != Owner(schedule.namespace, schedule.uid):
+            raise NameTaken(
+                f"{_CHILD} {name} exists and does not belong to this schedule: delete it, or wait for the next start time"
+            )
+        self.store.put(_CHILD, created.body)
         # NB: the store has the job, so that its first event is no news and queues no pass over it.
         self.created(f"{schedule.namespace}/{name}")
 

@@ -11,13 +11,7 @@ from finetune_operator.owners import find_controller, find_schedule
 
 def on_event(store: Store, queue: WorkQueue, event_type: str | None, body: Json) -> None:
     """Store a FineTuneSchedule that a watch delivers, and queue a pass unless the operator itself wrote this state."""
-    is_deleted = event_type == "DELETED"
-    is_news = is_deleted or not store.has(KIND, body)
-    if is_deleted:
-        store.drop(KIND, body)
-    else:
-        store.put(KIND, body)
-    if is_news:
+    if store.update(KIND, event_type, body):
         queue.add(f"{body['metadata']['namespace']}/{body['metadata']['name']}")
 
 

@@ -90,17 +90,16 @@ class GateJobApplier:
         body = pods.add_run(action.body, run_id) if run_id else action.body
         name = body["metadata"]["name"]
         try:
-            self.store.put("Job", await self.kube.create(body))
+            created = await self.kube.create_or_get(body)
         except KubeError as error:
-            # NB: not the status 409, which the API server also answers if a ResourceQuota changes meanwhile.
-            if error.reason == "AlreadyExists":
-                await self._adopt(promotion, name)
-            elif error.status in _REFUSALS:
+            if error.status in _REFUSALS:
                 raise _build_error(f"Job {name} cannot be created: {error}") from error
-            else:
-                raise
-        else:
+            raise
+        if created.is_new:
             log.info("%s: created Job %s", promotion.key, name)
+        elif find_resource(created.body) != Owner(promotion.namespace, promotion.uid):
+            raise _build_error(f"Job {name} exists and does not belong to this promotion: delete the Job")
+        self.store.put("Job", created.body)
 
     async def _ensure_run(self, promotion: Promotion, run: GateRun) -> str | None:
         server = await self.observer.open_server(promotion)
@@ -110,15 +109,6 @@ class GateJobApplier:
             server.ensure_run, run.key, run.experiment, run.name, run.tags, tag=contract.TAG_GATE_JOB
         )
         return found_run.run_id
-
-    async def _adopt(self, promotion: Promotion, name: str) -> None:
-        """Store the existing Job of this name if an interrupted pass created it for this promotion."""
-        existing = await self.kube.get("Job", promotion.namespace, name)
-        if existing is None:
-            raise KubeError(409, f"Job {name} no longer exists: retrying")
-        if find_resource(existing) != Owner(promotion.namespace, promotion.uid):
-            raise _build_error(f"Job {name} exists and does not belong to this promotion: delete the Job")
-        self.store.put("Job", existing)
 
     async def _release(self, promotion: Promotion, action: ReleaseGateJob) -> None:
         body: Json = {
