@@ -17,7 +17,7 @@ from finetune_crds.tracking import Tracking
 from finetune_operator import names
 from finetune_operator.controller.store import Store
 from finetune_operator.errors import ExternalError
-from finetune_operator.finetunejob.model import FineTuneJob, has_open_run
+from finetune_operator.finetunejob.model import FineTuneJob, find_run_status, has_open_run
 from finetune_operator.finetunejob.observe.namespaces import NamespaceReader
 from finetune_operator.finetunejob.observe.observer import FineTuneJobObserver
 from finetune_operator.kube import Kube, KubeError
@@ -113,8 +113,6 @@ async def close_run_of_deleted(observer: FineTuneJobObserver, ftj: FineTuneJob) 
     run_id = ftj.status.run_id
     if not has_open_run(ftj.status) and (run_id is not None or not was_requested):
         return
-    run_statuses = {"Succeeded": "FINISHED", "Failed": "FAILED"}
-    run_status = run_statuses.get(ftj.status.phase or "", "KILLED")
     try:
         tracked = await observer.poller.tracked(ftj)
         if tracked:
@@ -123,7 +121,7 @@ async def close_run_of_deleted(observer: FineTuneJobObserver, ftj: FineTuneJob) 
                 run_id = run_id or await asyncio.to_thread(_find_open_run, tracked, ftj)
                 if run_id is None:
                     return
-                await asyncio.to_thread(tracked.server.finish_run, run_id, run_status)
+                await asyncio.to_thread(tracked.server.finish_run, run_id, find_run_status(ftj.status))
             log.info("%s was deleted: closed its MLflow run %s", ftj.key, run_id)
     except (ExternalError, KubeError) as error:
         run = f"its MLflow run {run_id}" if run_id else "an MLflow run that its status does not name"

@@ -160,12 +160,32 @@ async def test_a_server_that_refuses_the_operator_is_searched_once() -> None:
 
 OPEN = MlflowStatus(run_id="r1", experiment_id="7")
 FINISHED = condition(ConditionType.TRACKED, "True", ConditionReason.RUN_FINISHED)
+FAILED = condition(ConditionType.FAILED, "True", ConditionReason.OUT_OF_MEMORY)
+SUCCEEDED = condition(ConditionType.SUCCEEDED, "True", ConditionReason.SUCCEEDED)
+UNCHANGED = condition(ConditionType.SUCCEEDED, "True", ConditionReason.DATA_UNCHANGED)
 SEARCH = ("find", UID, "team")
 # The last status; whether its run was requested; the state of the run that MLflow finds by the job's uid (None: there is no run); the
 # requests to MLflow.
 DELETIONS: dict[str, tuple[FineTuneJobStatus, bool, str | None, list[tuple[object, ...]]]] = {
     "while it trains": (status(mlflow=OPEN, phase="Training"), True, "RUNNING", [("close", "r1", "KILLED")]),
-    "after it failed": (status(mlflow=OPEN, phase="Failed"), True, "RUNNING", [("close", "r1", "FAILED")]),
+    "after it failed": (
+        status(FAILED, mlflow=OPEN, phase="Failed"),
+        True,
+        "RUNNING",
+        [("close", "r1", "FAILED")],
+    ),
+    "after it succeeded": (
+        status(SUCCEEDED, mlflow=OPEN, phase="Succeeded"),
+        True,
+        "RUNNING",
+        [("close", "r1", "FINISHED")],
+    ),
+    "after it trained nothing": (
+        status(UNCHANGED, mlflow=OPEN, phase="Succeeded"),
+        True,
+        "RUNNING",
+        [("close", "r1", "KILLED")],
+    ),
     "after its run was closed": (status(FINISHED, mlflow=OPEN), True, "FINISHED", []),
     "before its run was requested": (status(), False, None, []),
     "before its run was created": (status(), True, None, [SEARCH]),
