@@ -5,22 +5,13 @@ NB: the status is read as JSON. To parse the spec and the status of 100 trials t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionType
 from finetune_crds.sweep import TrialPhase
 from finetune_operator.finetunejob.model import FINISHED_PHASES
-
-# As `ready.OBSTACLES`.
-_OBSTACLES = (
-    ConditionType.ACCEPTED,
-    ConditionType.PODS_ADMITTED,
-    ConditionType.MODELS_FOUND,
-    ConditionType.CHECKPOINT_FOUND,
-    ConditionType.PODS_HEALTHY,
-)
 
 
 def read_phase(child: Json) -> TrialPhase:
@@ -58,10 +49,10 @@ def read_part(child: Json, name: str) -> Json | None:
     return _status(child).get(name)
 
 
-def find_obstacle(child: Json) -> Json | None:
-    """The condition that keeps a child from making progress; None without one."""
-    obstacles = (condition for kind in _OBSTACLES if (condition := find_condition(child, kind)))
-    return next((condition for condition in obstacles if condition["status"] == "False"), None)
+def find_false_condition(child: Json, kinds: Iterable[ConditionType]) -> Json | None:
+    """The first condition of these types that is False; None without one."""
+    conditions = (condition for kind in kinds if (condition := find_condition(child, kind)))
+    return next((condition for condition in conditions if condition["status"] == "False"), None)
 
 
 def find_condition(child: Json, kind: ConditionType) -> Json | None:

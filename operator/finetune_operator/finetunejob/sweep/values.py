@@ -7,6 +7,7 @@ import json
 import math
 import random
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any, get_args
 
 from finetune_crds.base import ApiModel
@@ -56,6 +57,7 @@ def format_value(value: object) -> str:
     return text if len(text) <= _MAX_TEXT_CHARS else f"{text[: _MAX_TEXT_CHARS - 1]}…"
 
 
+@lru_cache(maxsize=256)
 def is_whole_number(field: str) -> bool:
     """Whether a field of the spec, by its path, is a whole number."""
     part: type[ApiModel] = FineTuneJobSpec

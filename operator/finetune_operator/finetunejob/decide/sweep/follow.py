@@ -5,6 +5,7 @@ from __future__ import annotations
 from finetune_crds.base import join_names
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_operator.batch.state import is_being_deleted
+from finetune_operator.finetunejob.decide.ready import OBSTACLES
 from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.finetunejob.model import FINISHED_PHASES, SpecChange
 from finetune_operator.finetunejob.sweep import objects, trial_state
@@ -57,7 +58,8 @@ def report_obstacle(draft: Draft) -> None:
     obstacles = (
         (name, obstacle)
         for name, child in draft.observed.children.items()
-        if not trial_state.is_finished(child) and (obstacle := trial_state.find_obstacle(child))
+        if not trial_state.is_finished(child)
+        and (obstacle := trial_state.find_false_condition(child, OBSTACLES))
     )
     name, obstacle = next(obstacles, ("", None))
     if obstacle:
