@@ -41,13 +41,15 @@ _PROMPTED_TYPES_TEXT = "PromptResponse, Preference or Unpaired"
 
 # CEL: a rule that begins with this holds for data from another type of source.
 _NO_INFERENCE_TABLE_OR = "!has(self.source) || self.source.type != 'InferenceTable' || "
+# The types of columns that an inference table becomes.
+_EXCHANGE_TYPES = ["Messages", "Preference", "Unpaired"]
 # CEL: the columns are those that an inference table becomes. The preparation checks the rules again with these columns.
 _HAS_EXCHANGE_COLUMNS = " && ".join(
     [
-        "self.columns.type in ['Messages', 'Preference', 'Unpaired']",
+        f"self.columns.type in {_EXCHANGE_TYPES}",
         *(
             f"(!has(self.columns.{field}) || self.columns.{field} == '{field}')"
-            for field in ("messages", "prompt", "chosen", "rejected", "completion", "label")
+            for field in dict.fromkeys(name for kind in _EXCHANGE_TYPES for name in COLUMN_FIELDS[kind])
         ),
         "!has(self.columns.tools)",
         "!has(self.columns.messageWeight)",

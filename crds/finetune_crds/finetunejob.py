@@ -14,20 +14,20 @@ from finetune_crds.distributed import Distributed
 from finetune_crds.evaluation import EVALUATION_RULES, Evaluation
 from finetune_crds.objective import COLUMNS_OF_OBJECTIVE, OBJECTIVES_OF_COLUMNS, Objective
 from finetune_crds.output import OUTPUT_RULES, Output
-from finetune_crds.own_script import OWN_SCRIPT_RULES
+from finetune_crds.own_script import HAS_COMMAND, OWN_SCRIPT_RULES
 from finetune_crds.pods import POD_RULES, Pods, build_moved_fields
 from finetune_crds.prepare import Prepare
 from finetune_crds.run_policy import RunPolicy
 from finetune_crds.sinks import SINK_RULES
 from finetune_crds.status import FineTuneJobStatus
-from finetune_crds.sweep import MAX_SWEEP_NAME, SWEEP_RULES, Sweep
+from finetune_crds.sweep import BEST_SUFFIX, SWEEP_RULES, Sweep
 from finetune_crds.tracking import MLFLOW_RULES, Register, Tracking
 from finetune_crds.trainer import Trainer
 from finetune_crds.training import LOW_RANK_METHODS, NEW_TOKENS_MESSAGES, Method, Model, ModelCache, Training
 
 # All fields are immutable except `suspend`, `runPolicy` and `pods`, which do not change what the job trains. Of the immutable
 # fields, these have no default.
-_IMMUTABLE_OPTIONAL = ("model", "data", "checkpoint", "register", "output", "evaluation")
+_IMMUTABLE_OPTIONAL = ("model", "data", "checkpoint", "register", "output", "evaluation", "sweep")
 # These have a default. The API server fills in the default, so a rule need not check whether a job has the field.
 _IMMUTABLE_WITH_DEFAULT = ("method", "objective", "training", "distributed", "trainer", "tracking")
 
@@ -152,8 +152,7 @@ class FineTuneJobSpec(ApiModel):
             *build_workspace_folder_rules("checkpoint.uri"),
             *build_workspace_folder_rules("checkpoint.resumeFrom.uri"),
             (
-                "!has(self.checkpoint) || !has(self.checkpoint.resumeFrom) || !has(self.trainer.command) || "
-                "size(self.trainer.command) == 0",
+                f"!has(self.checkpoint) || !has(self.checkpoint.resumeFrom) || !{HAS_COMMAND}",
                 "checkpoint.resumeFrom must not be set when trainer.command is set: name the folder of the checkpoints in "
                 "trainer.args or trainer.parameters",
                 ".checkpoint.resumeFrom",
@@ -282,6 +281,8 @@ class FineTuneJob(ApiModel):
     ]
     # <name>-train-<attempt>-<index>-<suffix> must be a host name of at most 63 characters, which leaves 40 for the name.
     MAX_NAME: ClassVar[int] = 40
+    # The longest name of a child of a sweep is `<name>-best`.
+    MAX_SWEEP_NAME: ClassVar[int] = MAX_NAME - len(f"-{BEST_SUFFIX}")
 
     model_config = ConfigDict(
         json_schema_extra=rules(

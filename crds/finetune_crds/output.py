@@ -9,6 +9,7 @@ from pydantic import ConfigDict, Field
 from finetune_crds.base import FOLDER_FORMATS, STORED_FOLDER_PATTERN, ApiModel, Rule, Uri, rules
 from finetune_crds.databricks import build_workspace_folder_rules
 from finetune_crds.env import LocalReference
+from finetune_crds.own_script import HAS_COMMAND
 
 # Folders that the operator or Kubernetes mounts, and the root: nothing else can be mounted there.
 _TAKEN_FOLDERS = "^/+$|^/(dev|proc|sys|etc/finetune|var/run)(/|$)"
@@ -71,18 +72,17 @@ def _with_slash(folder: str) -> str:
 
 _OUTPUT_FOLDER, _CHECKPOINT_FOLDER = _with_slash("self.output.uri"), _with_slash("self.checkpoint.uri")
 
-_COMMAND = "(has(self.trainer.command) && size(self.trainer.command) > 0)"
 _FROM = "has(self.output) && has(self.output.from)"
 _FROM_FOLDER, _CODE_FOLDER = _with_slash("self.output.from"), _with_slash("self.trainer.code.mountPath")
 
 OUTPUT_RULES = (
     Rule(
-        f"!has(self.output) || has(self.output.from) || !{_COMMAND}",
+        f"!has(self.output) || has(self.output.from) || !{HAS_COMMAND}",
         "output requires from when trainer.command is set: name the folder that your command writes, such as from: /outputs",
         ".output",
     ),
     Rule(
-        f"!({_FROM}) || {_COMMAND}",
+        f"!({_FROM}) || {HAS_COMMAND}",
         "output.from can be set only when trainer.command is set: the built-in loop writes its model to output.uri",
         ".output.from",
     ),

@@ -12,16 +12,14 @@ from finetune_crds.base import (
     NonNegative,
     Positive,
     Rule,
-    immutable,
     list_type_map,
     rules,
 )
+from finetune_crds.own_script import HAS_COMMAND
 
 MAX_TRIALS = 100
 MAX_PARAMETERS = 8
 BEST_SUFFIX = "best"
-MAX_SWEEP_NAME = 35
-"""Maximum length of the name of a job with a sweep: its longest child is `<name>-best`, a FineTuneJob whose name has at most 40."""
 
 FieldPath = Annotated[
     str,
@@ -172,12 +170,8 @@ class SweepStatus(ApiModel):
 _HAS_SWEEP = "has(self.sweep)"
 
 SWEEP_RULES = (
-    immutable(
-        "sweep",
-        "spec.sweep cannot change once the job exists (only suspend, runPolicy and pods can): create a FineTuneJob with another name",
-    ),
     Rule(
-        f"!{_HAS_SWEEP} || !has(self.trainer.command) || size(self.trainer.command) == 0",
+        f"!{_HAS_SWEEP} || !{HAS_COMMAND}",
         "sweep must not be set when trainer.command is set: the best model could not be registered from the checkpoint of its trial. Let "
         "your command try the values, for example with optuna",
         ".sweep",
