@@ -83,6 +83,7 @@ class Sink:
             with tempfile.TemporaryDirectory(prefix="finetune-sink-", ignore_cleanup_errors=True) as folder:
                 code = self._feed_process({**os.environ, "TMPDIR": folder})
         except OSError as error:
+            self._record_end()
             print(f"{self._label} cannot be started; the job goes on without it: {error}", flush=True)
             return
         if code > 0:
@@ -102,13 +103,17 @@ class Sink:
             pipe.write(f"{self._settings.encode()}\n")
             while (entry := self._take()) is not None:
                 pipe.write(f"{encode(entry)}\n")
+        self._record_end()
+        return self._process.wait()
+
+    def _record_end(self) -> None:
+        """Keep no entries for a process that takes no more."""
         with self._changed:
             self._has_ended = True
             self._entries.clear()
             if not self._closing:
                 # Only the early end is reported.
                 self._dropped = 0
-        return self._process.wait()
 
     def _take(self) -> Entry | None:
         """Wait for the next entry and return it; None: the sink is closed, and the queue is empty."""

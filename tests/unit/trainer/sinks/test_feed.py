@@ -94,8 +94,13 @@ def test_a_sink_that_ends_early_is_reported_once(
 
 
 def test_a_sink_that_cannot_be_started_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
-    with Sinks([Sink(SETTINGS, ["/missing/python"])]) as sinks:
+    sink = Sink(SETTINGS, ["/missing/python"])
+    with Sinks([sink]) as sinks:
         sinks.metrics(1, {"loss": 1.0})
+        sink._thread.join()
+        sinks.metrics(2, {"loss": 1.0})
+        # What nobody takes is not kept.
+        assert not sink._entries
     assert capsys.readouterr().out.startswith("W&B cannot be started; the job goes on without it: ")
 
 
