@@ -80,8 +80,9 @@ class Run:
         self._check_before_download()
         inputs = self._load_inputs()
         resumed_from = inputs.progress.resumed_from
-        run_record.record_run(self.recipe, self.world, self.tracker, inputs.data, resumed_from)
-        self.sinks.parameters(lineage.build_run_params(self.recipe, inputs.data, resumed_from))
+        run_record.record_run(
+            self.recipe, self.world, self.tracker, self.sinks, inputs.data, resumed_from=resumed_from
+        )
         request_examples = self._read_request_examples(inputs.data)
 
         network, progress = self._build_network(inputs)

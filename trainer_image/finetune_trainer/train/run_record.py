@@ -12,12 +12,15 @@ from finetune_trainer.train.runtime import device
 if TYPE_CHECKING:
     from finetune_crds.recipe import Recipe
     from finetune_trainer.pod.mlflow_run import Tracker
+    from finetune_trainer.sinks.feed import Sinks
     from finetune_trainer.train.data.corpus import Corpus
     from finetune_trainer.train.runtime.distributed import World
 
 
-def record_run(recipe: Recipe, world: World, tracker: Tracker, data: Corpus, resumed_from: str) -> None:
-    """Print what is about to run, and log its parameters, tags and datasets.
+def record_run(
+    recipe: Recipe, world: World, tracker: Tracker, sinks: Sinks, data: Corpus, *, resumed_from: str
+) -> None:
+    """Print what is about to run, and log its parameters, tags and datasets; to sinks, the parameters alone.
 
     Args:
         resumed_from: the checkpoint of another job that the run began with; empty: none.
@@ -31,7 +34,9 @@ def record_run(recipe: Recipe, world: World, tracker: Tracker, data: Corpus, res
         **device.tags(world.device),
         contract.TAG_ATTEMPT: str(read_attempt()),
     }
-    tracker.describe(lineage.build_run_params(recipe, data, resumed_from), tags)
+    parameters = lineage.build_run_params(recipe, data, resumed_from)
+    tracker.describe(parameters, tags)
+    sinks.parameters(parameters)
     _record_datasets(recipe, tracker, data)
 
 

@@ -252,7 +252,8 @@ def collate(
     ids[places] = tokens
     # Counts from 0 where the padding of each row begins; the next line overwrites the positions of the documents.
     positions = (np.arange(width) - filled[:, None]).ravel()
-    positions[places] = np.arange(len(tokens)) - np.repeat(before, sizes)
+    positions_in_documents = np.arange(len(tokens)) - np.repeat(before, sizes)
+    positions[places] = positions_in_documents
     targets = np.full(height * width, IGNORED, np.int64)
     targets[places] = next_tokens
     target_at = np.flatnonzero(targets != IGNORED)
@@ -273,7 +274,7 @@ def collate(
         cu_seqlens=torch.from_numpy(cu_seqlens),
         examples=torch.from_numpy(examples),
         target_at=torch.from_numpy(target_at),
-        last_at=torch.from_numpy(starts + _find_last_tokens(tokens, sizes, pad_id)),
+        last_at=torch.from_numpy(starts + _find_last_tokens(tokens, positions_in_documents, before, pad_id)),
         reference=None if split.reference is None else torch.from_numpy(split.reference[examples]),
         labels=None if split.labels is None else torch.from_numpy(split.labels[examples]),
         margins=None if split.margins is None else torch.from_numpy(split.margins[examples]),
@@ -284,16 +285,17 @@ def collate(
     )
 
 
-def _find_last_tokens(tokens: np.ndarray, sizes: np.ndarray, pad_id: int) -> np.ndarray:
+def _find_last_tokens(
+    tokens: np.ndarray, positions: np.ndarray, begins: np.ndarray, pad_id: int
+) -> np.ndarray:
     """Return the position in each document of its last token that is not `pad_id`, int64 [documents]; 0 if it has no other token.
 
     transformers' classes for sequence classification score this token, since they cannot tell padding from a document's own token.
 
     Args:
         tokens: of all documents, concatenated.
-        sizes: tokens of each document, at least 1.
+        positions: of the tokens in their documents.
+        begins: index of the first token of each document, which has at least one.
         pad_id: the padding token.
     """
-    begins = np.cumsum(sizes) - sizes
-    positions = np.arange(len(tokens)) - np.repeat(begins, sizes)
-    return np.maximum.reduceat(np.where(tokens == pad_id, 0, positions), begins) if len(sizes) else sizes
+    return np.maximum.reduceat(np.where(tokens == pad_id, 0, positions), begins) if len(begins) else begins

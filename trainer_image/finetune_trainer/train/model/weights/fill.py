@@ -238,9 +238,9 @@ def _broadcast(
             return {}
         with load_errors(spec, field_name):
             model = load_unsharded(spec, source, model_task=model_task)
+            expected_names = {*targets, score_head.WEIGHT}
             untied_name = next(
-                (name for name, _ in model.named_parameters() if name not in {*targets, score_head.WEIGHT}),
-                None,
+                (name for name, _ in model.named_parameters() if name not in expected_names), None
             )
             if untied_name is not None:
                 # NB: transformers does not tie weights that have different values in the files.
