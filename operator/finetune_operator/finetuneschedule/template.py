@@ -23,7 +23,7 @@ def build_job(
         data: the job ends after its preparation if its data has this digest; None if it trains in any case.
     """
     metadata = spec.job_template.metadata
-    annotations = {
+    job_annotations = {
         **metadata.annotations,
         names.ANNOTATION_START_TIME: start.astimezone(zone).isoformat(),
         **({names.ANNOTATION_TRAINED_DATA: data.digest} if data else {}),
@@ -35,7 +35,7 @@ def build_job(
             "name": names.scheduled_job_name(schedule.name, start),
             "namespace": schedule.namespace,
             "labels": {**metadata.labels, names.LABEL_SCHEDULE: schedule.name},
-            "annotations": annotations,
+            "annotations": job_annotations,
             "ownerReferences": [build_owner_reference(KIND, schedule.name, schedule.uid)],
         },
         "spec": spec.job_template.spec,

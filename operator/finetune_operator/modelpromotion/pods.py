@@ -28,7 +28,7 @@ def build_job(
     name: str,
 ) -> Json:
     """Build the Job that judges a version. `add_run` adds its MLflow run."""
-    annotations = {names.ANNOTATION_PROMOTION: promotion.name, names.ANNOTATION_VERSION: version}
+    identifiers = {names.ANNOTATION_PROMOTION: promotion.name, names.ANNOTATION_VERSION: version}
     labels = {
         names.LABEL_MANAGED_BY: names.FIELD_MANAGER,
         names.LABEL_UID: promotion.uid,
@@ -42,14 +42,14 @@ def build_job(
             "name": name,
             "namespace": promotion.namespace,
             "labels": labels,
-            "annotations": annotations,
+            "annotations": identifiers,
             "ownerReferences": [build_owner_reference("ModelPromotion", promotion.name, promotion.uid)],
         },
         "spec": {
             # NB: without ttlSecondsAfterFinished, which the operator sets once the result is in the status: it may be down for longer.
             "backoffLimit": gate.retries or 0,
             "podFailurePolicy": {"rules": [IGNORE_DISRUPTION]},
-            "template": merge(pod, {"metadata": {"labels": labels, "annotations": annotations}}),
+            "template": merge(pod, {"metadata": {"labels": labels, "annotations": identifiers}}),
         },
     }
 

@@ -51,8 +51,8 @@ def build_best(ftj: FineTuneJob, number: int, values: Values, *, step: int | Non
     training = spec.get("training", {})
     if step and "earlyStopping" in training:
         # NB: a job that continues another one counts evaluations without progress anew, and would train on.
-        kept = {name: training[name] for name in training if name not in ("earlyStopping", "epochs")}
-        spec["training"] = {**kept, "maxSteps": step}
+        fields = {name: training[name] for name in training if name not in ("earlyStopping", "epochs")}
+        spec["training"] = {**fields, "maxSteps": step}
     if "register" in spec:
         # The default would be the name of this child.
         spec["register"] = {**spec["register"], "model": spec["register"].get("model") or ftj.name}

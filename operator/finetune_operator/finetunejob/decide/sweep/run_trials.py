@@ -59,8 +59,8 @@ def read_plan(draft: Draft) -> Plan:
     """The trials of the sweep. TPE chooses the values of a trial only when it can start, and the status records them."""
     sweep, recorded = get_sweep(draft), draft.status.sweep or SweepStatus()
     if sweep.algorithm == "TPE":
-        known = {trial.n: search_space.read_values(sweep, trial) for trial in recorded.trials}
-        return Plan(sweep.trials or 1, known)
+        recorded_values = {trial.n: search_space.read_values(sweep, trial) for trial in recorded.trials}
+        return Plan(sweep.trials or 1, recorded_values)
     trials = values.list_trials(sweep)
     return Plan(len(trials), dict(enumerate(trials, start=1)))
 

@@ -169,7 +169,7 @@ QUESTIONS: dict[str, tuple[FineTuneJob, tuple[str | None, bool] | None]] = {
         ftj(status(PREPARED, TRAINED, mlflow=RUN), register={"model": "m"}),
         ("r1", True),
     ),
-    "no version where none is wanted": (ftj(status(PREPARED, TRAINED, mlflow=RUN)), ("r1", False)),
+    "no version of a job that registers none": (ftj(status(PREPARED, TRAINED, mlflow=RUN)), ("r1", False)),
     "whether it is closed": (ftj(status(SUCCEEDED, mlflow=RUN)), ("r1", False)),
     "nothing once it is": (ftj(status(SUCCEEDED, CLOSED, mlflow=RUN)), None),
     "nothing before its model is known, since it has no run": (WAITS, None),
