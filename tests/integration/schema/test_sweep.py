@@ -35,6 +35,9 @@ REFUSED: dict[str, tuple[Json, str]] = {
     ),
     "a field of data": (sweep({"field": "data.prepare.limit", "values": [1]}), "should match"),
     "an algorithm that is not there": (sweep(algorithm="ASHA"), "Unsupported value"),
+    "rungs, which no algorithm has": (sweep(rungs=3), "unknown field"),
+    "a goal, which the metric has": (sweep(goal="Minimize"), "unknown field"),
+    "a metric that is not compared": (sweep(metric="eval_accuracy"), "Unsupported value"),
     "random trials without a number": (
         sweep(algorithm="Random"),
         "trials is required unless algorithm is Grid",
@@ -79,6 +82,7 @@ ACCEPTED: dict[str, Json] = {
         {"field": "training.packing", "values": [True, False]},
         {"field": "training.scheduler", "values": ["Linear"]},
         {"field": "distributed.nodes", "values": [1, 2]},
+        {"field": "objective.labelSmoothing", "values": [0.0, 0.1]},
     ),
 }
 
