@@ -35,8 +35,6 @@ REFUSED: dict[str, tuple[Json, str]] = {
     ),
     "a field of data": (sweep({"field": "data.prepare.limit", "values": [1]}), "should match"),
     "an algorithm that is not there": (sweep(algorithm="ASHA"), "Unsupported value"),
-    "rungs, which no algorithm has": (sweep(rungs=3), "unknown field"),
-    "a goal, which the metric has": (sweep(goal="Minimize"), "unknown field"),
     "a metric that is not compared": (sweep(metric="eval_accuracy"), "Unsupported value"),
     "random trials without a number": (
         sweep(algorithm="Random"),
@@ -61,6 +59,8 @@ REFUSED: dict[str, tuple[Json, str]] = {
     ),
     "a long name": (sweep(name="a" * 36), "at most 35 characters when sweep is set"),
 }
+# What no algorithm, or no metric, has.
+UNKNOWN: dict[str, Json] = {"rungs": sweep(rungs=3), "goal": sweep(goal="Minimize")}
 # Not by a rule: CEL does not know lists of any JSON type.
 EITHER: dict[str, Json] = {
     "neither values nor a range": {"field": "training.seed"},
@@ -92,6 +92,12 @@ def test_the_schema_refuses(api: Api, case: str) -> None:
     body, sentence = REFUSED[case]
     with refused(sentence):
         dry_run.create(api, body, strict=True)
+
+
+@pytest.mark.parametrize("field", UNKNOWN)
+def test_a_field_that_is_not_there_is_refused(api: Api, field: str) -> None:
+    with refused(f'unknown field "spec.sweep.{field}"'):
+        dry_run.create(api, UNKNOWN[field], strict=True)
 
 
 @pytest.mark.parametrize("case", EITHER)
