@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field
 
 from finetune_crds.base import (
+    LIST_TYPE_SET,
     OPERATOR_DEFAULT,
     ApiModel,
     NonNegative,
@@ -19,6 +20,7 @@ from finetune_crds.own_script import HAS_COMMAND
 
 MAX_TRIALS = 100
 MAX_PARAMETERS = 8
+MAX_RUNGS = 8
 BEST_SUFFIX = "best"
 
 FieldPath = Annotated[
@@ -104,18 +106,29 @@ class Sweep(ApiModel):
                 "each range requires a step when algorithm is Grid",
                 ".parameters",
             ),
+            (
+                "has(self.rungs) == (self.algorithm == 'ASHA')",
+                "rungs is required when algorithm is ASHA, and must not be set otherwise",
+                ".rungs",
+            ),
         )
     )
 
     parameters: Annotated[list[SweepParameter], Field(min_length=1, max_length=MAX_PARAMETERS)]
     """The fields that differ among the trials. Grid changes the last one fastest."""
-    algorithm: Literal["Grid", "Random", "TPE"]
+    algorithm: Literal["Grid", "Random", "TPE", "ASHA"]
     """Grid: every combination of values, at most 100. Random: as many combinations as trials, drawn at random. TPE: as many,
-    chosen by Optuna's tree-structured Parzen estimator from the results of earlier trials."""
+    chosen by Optuna's tree-structured Parzen estimator from the results of earlier trials. ASHA: as many as Random; each trial
+    is suspended at a rung, and resumes if its loss there is among the lowest third."""
     trials: Annotated[int, Field(ge=1, le=MAX_TRIALS)] | None = None
     """Number of trials; required unless algorithm is Grid."""
     parallel: Annotated[int, Field(ge=1, le=MAX_TRIALS)] = 1
     """Maximum number of trials at a time."""
+    rungs: (
+        Annotated[list[Positive], Field(min_length=1, max_length=MAX_RUNGS, json_schema_extra=LIST_TYPE_SET)]
+        | None
+    ) = None
+    """ASHA: the optimizer steps at which trials are compared, such as [100, 300, 900]."""
     metric: Literal["eval_loss"] = "eval_loss"
     """The metric that the best trial has the lowest value of: the loss on the validation split at the end of the training."""
     seed: NonNegative = 42
@@ -138,6 +151,15 @@ TrialPhase = Literal[
 ]
 
 
+class Rung(ApiModel):
+    """A rung that a trial of ASHA has reached."""
+
+    step: Positive
+    """The step of the rung."""
+    metric: float | None = None
+    """Value of the metric at this step; without one, it was not a finite number."""
+
+
 class Trial(ApiModel):
     """A trial of a sweep."""
 
@@ -151,6 +173,12 @@ class Trial(ApiModel):
     """Optimizer steps done, once the trial has ended."""
     phase: TrialPhase | None = None
     """Phase of the trial."""
+    rungs: (
+        Annotated[list[Rung], Field(max_length=MAX_RUNGS, json_schema_extra=list_type_map("step"))] | None
+    ) = None
+    """ASHA: the rungs that the trial has reached."""
+    promotions: NonNegative | None = None
+    """ASHA: the number of rungs after which the trial went on."""
 
 
 class SweepStatus(ApiModel):
@@ -180,6 +208,14 @@ SWEEP_RULES = (
         f"!{_HAS_SWEEP} || !has(self.checkpoint) || !has(self.checkpoint.resumeFrom)",
         "checkpoint.resumeFrom must not be set when sweep is set: a run continues only with its own hyperparameters",
         ".checkpoint.resumeFrom",
+    ),
+    # NB: `rungs` falls on evaluations, which a trial must not move.
+    Rule(
+        f"!{_HAS_SWEEP} || !has(self.sweep.rungs) || has(self.training) && has(self.training.evalEverySteps) && "
+        "self.sweep.rungs.all(rung, rung % self.training.evalEverySteps == 0) && "
+        "!self.sweep.parameters.exists(item, item.field in ['training', 'training.evalEverySteps'])",
+        "each of sweep.rungs must be a multiple of training.evalEverySteps, which trials must not change",
+        ".sweep.rungs",
     ),
 )
 """Rules of FineTuneJobSpec."""

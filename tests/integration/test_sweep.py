@@ -176,3 +176,66 @@ def test_tpe_chooses_values_from_earlier_trials(world: World) -> None:
     specs = [world.job(f"tune-{number}")["spec"]["training"]["learningRate"] for number in range(1, 5)]
     assert (specs, len(set(recorded))) == (recorded, 4)
     assert all(interval["min"] <= value <= interval["max"] for value in recorded)
+
+
+def reach(world: World, number: int, step: int, loss: float) -> None:
+    """Let a trial report a step and its loss there, as its rank 0 does, and later losses that do not count."""
+    run_id = world.status(f"tune-{number}")["mlflow"]["runId"]
+    reported = {"step": (step, step), "eval_loss": (loss, step)}
+    for name, (value, at) in reported.items():
+        entry = {"key": name, "value": value, "timestamp": 1000 + at, "step": at}
+        world.mlflow.post("runs/log-batch", {"run_id": run_id, "metrics": [entry]})
+
+
+def test_asha_suspends_trials_at_a_rung_and_resumes_the_best(world: World) -> None:
+    seeds = {"field": "training.seed", "range": {"min": 1, "max": 1000}}
+    sweep = {"algorithm": "ASHA", "trials": 3, "parallel": 2, "rungs": [10], "parameters": [seeds]}
+    training = {"evalEverySteps": 5, "maxSteps": 30}
+    world.submit(splits_given(distributed=ONE_POD, sweep=sweep, training=training, register=None))
+    for number in (1, 2):
+        world.run_pods(f"tune-{number}-train-1", 1)
+    reach(world, 1, 10, 0.5)
+    # The loss at the rung counts, and not the one that the run has last.
+    reach(world, 2, 10, 0.7)
+    reach(world, 2, 15, 0.1)
+    world.run_pods("tune-3-train-1", 1)
+    for number in (1, 2):
+        world.wait_phase(f"tune-{number}", "Suspended")
+    reach(world, 3, 10, 0.9)
+    world.end_pods("tune-1-train-2", [0], [trained(0.4)])
+    status = world.wait_phase("tune", "Succeeded")
+    trials = [
+        {name: item.get(name) for name in ("n", "metric", "phase", "rungs", "promotions")}
+        for item in status["sweep"]["trials"]
+    ]
+    assert trials == [
+        {
+            "n": 1,
+            "metric": 0.4,
+            "phase": "Succeeded",
+            "rungs": [{"step": 10, "metric": 0.5}],
+            "promotions": 1,
+        },
+        {
+            "n": 2,
+            "metric": None,
+            "phase": "Suspended",
+            "rungs": [{"step": 10, "metric": 0.7}],
+            "promotions": 0,
+        },
+        {
+            "n": 3,
+            "metric": None,
+            "phase": "Suspended",
+            "rungs": [{"step": 10, "metric": 0.9}],
+            "promotions": 0,
+        },
+    ]
+    assert status["progress"]["summary"] == "3/3, best 0.4"
+    wait_for(
+        "the trials at the rung are deleted",
+        lambda: (
+            {item["metadata"]["name"] for item in world.api.list("FineTuneJob", world.namespace)}
+            == {"tune", "tune-1"}
+        ),
+    )

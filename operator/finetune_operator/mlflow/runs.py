@@ -36,6 +36,8 @@ _EXPERIMENTS_PER_SEARCH = 200
 _RUNS_PER_PAGE = (100, 5)
 _MAX_EXPERIMENT_PAGES = 100
 _MAX_RUN_PAGES = 2000
+_VALUES_PER_PAGE = 1000
+_MAX_METRIC_PAGES = 100
 
 
 @dataclass(frozen=True)
@@ -134,6 +136,31 @@ class Server:
         """
         run = get_run(self._client, run_id)
         return None if run is None or run.is_deleted else run
+
+    def read_metric(self, run_id: str, name: str) -> dict[int, float]:
+        """All values of a metric of a run, by step; the latest one of a step that was logged twice. Empty if the run does not exist.
+
+        Raises:
+            ExternalError: the server cannot be reached, or refuses.
+        """
+        client = self._client
+        pages = read_pages(
+            partial(client.get, "metrics/get-history"),
+            "metrics",
+            max_pages=_MAX_METRIC_PAGES,
+            run_id=run_id,
+            metric_key=name,
+            max_results=_VALUES_PER_PAGE,
+        )
+        try:
+            with client.parsing_answer():
+                entries = sorted(pages, key=lambda item: int(item["timestamp"]))
+                # NB: in MLflow's JSON, NaN and infinity are strings.
+                return {int(item.get("step") or 0): float(item.get("value") or 0.0) for item in entries}
+        except RefusedError as error:
+            if error.code == MISSING:
+                return {}
+            raise
 
     def finish_run(self, run_id: str, status: str) -> None:
         """Close a run. `status`: FINISHED, FAILED or KILLED.

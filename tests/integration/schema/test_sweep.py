@@ -25,6 +25,14 @@ def with_range(**interval: Any) -> Json:
     return {"field": "training.learningRate", "range": RANGE | interval}
 
 
+def asha(*parameters: Json, rungs: tuple[int, ...] = (100, 300), spec: Json | None = None) -> Json:
+    return sweep(*parameters, algorithm="ASHA", trials=9, rungs=[*rungs], spec=spec or EVALUATED)
+
+
+EVALUATED: Json = {"training": {"evalEverySteps": 100}}
+NOT_EVALUATED = (
+    "each of sweep.rungs must be a multiple of training.evalEverySteps, which trials must not change"
+)
 REFUSED: dict[str, tuple[Json, str]] = {
     "a field twice": (sweep(RATES, RATES), "the fields of parameters must differ"),
     "a part of another field": (
@@ -34,7 +42,22 @@ REFUSED: dict[str, tuple[Json, str]] = {
         "no field may be part of another one",
     ),
     "a field of data": (sweep({"field": "data.prepare.limit", "values": [1]}), "should match"),
-    "an algorithm that is not there": (sweep(algorithm="ASHA"), "Unsupported value"),
+    "an algorithm that is not there": (sweep(algorithm="Bayes"), "Unsupported value"),
+    "ASHA without rungs": (
+        sweep(algorithm="ASHA", trials=9, spec=EVALUATED),
+        "rungs is required when algorithm is ASHA, and must not be set otherwise",
+    ),
+    "rungs without ASHA": (
+        sweep(rungs=[100], spec=EVALUATED),
+        "rungs is required when algorithm is ASHA, and must not be set otherwise",
+    ),
+    "a rung twice": (asha(rungs=(100, 100)), "Duplicate value"),
+    "a rung between two evaluations": (asha(rungs=(100, 150)), NOT_EVALUATED),
+    "rungs without evaluations": (asha(spec={"training": {}}), NOT_EVALUATED),
+    "evaluations that differ among the trials": (
+        asha({"field": "training.evalEverySteps", "values": [50, 100]}),
+        NOT_EVALUATED,
+    ),
     "a metric that is not compared": (sweep(metric="eval_accuracy"), "Unsupported value"),
     "random trials without a number": (
         sweep(algorithm="Random"),
@@ -59,8 +82,8 @@ REFUSED: dict[str, tuple[Json, str]] = {
     ),
     "a long name": (sweep(name="a" * 36), "at most 35 characters when sweep is set"),
 }
-# What no algorithm, or no metric, has.
-UNKNOWN: dict[str, Json] = {"rungs": sweep(rungs=3), "goal": sweep(goal="Minimize")}
+# The metric has a goal.
+UNKNOWN: dict[str, Json] = {"goal": sweep(goal="Minimize")}
 # Not by a rule: CEL does not know lists of any JSON type.
 EITHER: dict[str, Json] = {
     "neither values nor a range": {"field": "training.seed"},
@@ -69,6 +92,7 @@ EITHER: dict[str, Json] = {
 ACCEPTED: dict[str, Json] = {
     "a grid": sweep(name="a" * 35),
     "a grid of a range": sweep(with_range()),
+    "ASHA": asha(),
     "random trials": sweep(
         {"field": "training.learningRate", "range": {"min": 1e-5, "max": 1e-3}},
         algorithm="Random",

@@ -180,6 +180,7 @@ def test_several_writers_can_each_apply_their_items_of_a_list() -> None:
             ".spec.trainer.dependencies",
             ".spec.register.aliases",
             ".spec.evaluation.metrics",
+            ".spec.sweep.rungs",
             ".spec.runPolicy.retryableExitCodes",
             ".spec.runPolicy.fatalExitCodes",
         ],

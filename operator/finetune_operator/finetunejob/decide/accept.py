@@ -166,7 +166,9 @@ def obstacles(
     if field_mistakes:
         yield ConditionReason.INSTALLATION_MISMATCH, _MISMATCH.format(mistakes="; ".join(field_mistakes))
     yield from _find_preparation_obstacles(spec, settings, namespace)
-    needs_checkpoint = spec.training.select == "Best" or (spec.sweep and delivers_model(spec))
+    stops_trials = spec.sweep is not None and spec.sweep.rungs is not None
+    delivers_trial = spec.sweep is not None and delivers_model(spec)
+    needs_checkpoint = spec.training.select == "Best" or delivers_trial or stops_trials
     if needs_checkpoint and spec.checkpoint is None:
         yield ConditionReason.STORAGE_NOT_CONFIGURED, _NO_STORAGE.format(field="spec.checkpoint")
     if spec.checkpoint and not spec.checkpoint.uri:

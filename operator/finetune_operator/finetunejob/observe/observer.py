@@ -31,6 +31,7 @@ from finetune_operator.finetunejob.observe.promoted_aliases import promoted_alia
 from finetune_operator.finetunejob.observe.rejections import read_rejections
 from finetune_operator.finetunejob.observe.run_creator import RunCreator
 from finetune_operator.finetunejob.observe.run_poller import RunPoller
+from finetune_operator.finetunejob.observe.rung_losses import RungLossReader
 from finetune_operator.finetunejob.observe.spark_executors import ExecutorReader
 from finetune_operator.finetunejob.references import resumed_job_name
 from finetune_operator.finetunejob.resolve import pinned, resolve
@@ -100,6 +101,7 @@ class FineTuneJobObserver:
         self.poller = RunPoller(self.kube, self.settings, self.pace)
         self.run_creator = RunCreator(self.poller, self.store, clock)
         self._alias_versions = AliasVersionReader(self.poller, self.settings, self.pace)
+        self._rung_losses = RungLossReader(self.poller, self.settings, self.pace)
         self.preparations = PreparationReader(self.kube, self.settings, self.pace)
         self.dry_runner = DryRunner(self.kube, clock)
         self.leases = PreparationLeases(self.kube, self.store)
@@ -148,14 +150,15 @@ class FineTuneJobObserver:
 
     async def _observe_sweep(self, ftj: FineTuneJob) -> Observed:
         """Observe what `decide` needs of a job with a sweep, which has no pods: its FineTuneJobs have them."""
+        children = {
+            body["metadata"]["name"]: body for body in self.store.finetunejobs_of((ftj.namespace, ftj.uid))
+        }
         return Observed(
             mlflow=await self.poller.poll(ftj, has_pods=False),
             alias_versions=await self._alias_versions.read(ftj),
             has_checked_pods=self.dry_runner.has_checked(ftj),
-            children={
-                body["metadata"]["name"]: body
-                for body in self.store.finetunejobs_of((ftj.namespace, ftj.uid))
-            },
+            children=children,
+            rung_losses=await self._rung_losses.read(ftj, children),
         )
 
     async def _read_resumed_job(self, ftj: FineTuneJob, now: datetime) -> ResumedJob | None:
@@ -180,6 +183,7 @@ class FineTuneJobObserver:
         self.dry_runner.forget(ftj)
         self._revisions.forget(ftj)
         self._alias_versions.forget(ftj)
+        self._rung_losses.forget(ftj)
         self._workloads.forget(ftj)
 
     async def observe_deletion(self, ftj: FineTuneJob) -> Observed:

@@ -1,4 +1,4 @@
-"""The values of each trial of a sweep. Those of Grid and Random follow from the spec alone, so each pass computes the same trials."""
+"""The values of each trial of a sweep. Those of all algorithms but TPE follow from the spec alone, so each pass computes the same trials."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MAX_TEXT_CHARS = 256
 
 
 def list_trials(sweep: Sweep) -> list[Values]:
-    """The values of all trials of Grid and Random, in the order of their numbers, which begin with 1.
+    """The values of all trials of Grid, Random and ASHA, in the order of their numbers, which begin with 1.
 
     Of a grid, there is at most one more than the limit.
     """

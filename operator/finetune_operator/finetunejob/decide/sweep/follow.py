@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from finetune_crds.base import join_names
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_operator.batch.state import is_being_deleted
@@ -12,8 +14,13 @@ from finetune_operator.finetunejob.sweep import objects, trial_state
 from finetune_operator.policy.result import Continue, Outcome, Stop
 
 
-def follow_parent(draft: Draft, *, is_suspended: bool) -> None:
-    """Change the spec of the FineTuneJobs that have not finished, where it does not follow the spec of the sweep."""
+def follow_parent(draft: Draft, *, is_suspended: bool, waiting: Collection[str] = ()) -> None:
+    """Change the spec of the FineTuneJobs that have not finished, where it does not follow the spec of the sweep.
+
+    Args:
+        is_suspended: whether all of them are to be suspended.
+        waiting: the names of the trials that wait at a rung, and are suspended in any case.
+    """
     ftj, best = draft.ftj, objects.best_name(draft.ftj.name)
     followed = {
         delivers: objects.build_followed_fields(ftj, delivers=delivers, is_suspended=is_suspended)
@@ -22,7 +29,10 @@ def follow_parent(draft: Draft, *, is_suspended: bool) -> None:
     for name, child in draft.observed.children.items():
         if trial_state.is_finished(child) or is_being_deleted(child):
             continue
-        changes = objects.list_changes(child, followed[name == best])
+        expected = followed[name == best]
+        if name in waiting:
+            expected = {**expected, "suspend": True}
+        changes = objects.list_changes(child, expected)
         if changes:
             draft.changed.append(SpecChange(name, child["metadata"]["uid"], changes))
 

@@ -16,7 +16,7 @@ from finetune_operator.finetunejob.decide.sweep.check_trials import get_sweep
 from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.finetunejob.draft.wait import SOON_SECONDS
 from finetune_operator.finetunejob.model import FINISHED_PHASES
-from finetune_operator.finetunejob.sweep import objects, search_space, trial_state, values
+from finetune_operator.finetunejob.sweep import objects, rungs, search_space, trial_state, values
 from finetune_operator.policy.result import Continue, Outcome, Stop
 
 # Digits of the metric in messages and in the column PROGRESS.
@@ -25,19 +25,21 @@ _METRIC_DIGITS = 4
 
 def run_trials(draft: Draft) -> Outcome:
     """Until all trials have ended, each pass ends here."""
-    follow.follow_parent(draft, is_suspended=False)
     if draft.holds(ConditionType.TRAINED):
+        _follow(draft, (draft.status.sweep or SweepStatus()).trials)
         return Continue
     plan = read_plan(draft)
     trials = _read_trials(draft, plan)
     if _has_too_many_failures(draft, trials):
         return Stop
     if not track.may_train(draft):
+        _follow(draft, trials)
         _record(draft, plan, trials)
         track.report_wait(draft)
         return Stop
-    ended = [trial for trial in trials if trial.phase in FINISHED_PHASES]
-    if len(ended) < plan.planned:
+    trials = _promote_trials(draft, plan, trials)
+    _follow(draft, trials)
+    if len(trials) < plan.planned or any(map(rungs.is_active, trials)):
         trials = _start_trials(draft, plan, trials)
         if draft.suggestions:
             return Stop
@@ -46,6 +48,24 @@ def run_trials(draft: Draft) -> Outcome:
         return Stop
     _record(draft, plan, trials)
     return _finish(draft, trials)
+
+
+def _follow(draft: Draft, trials: Sequence[Trial]) -> None:
+    """Let the trials follow the spec of the sweep; those that wait at a rung are suspended."""
+    waiting = {objects.trial_name(draft.ftj.name, trial.n) for trial in trials if rungs.is_waiting(trial)}
+    follow.follow_parent(draft, is_suspended=False, waiting=waiting)
+
+
+def _promote_trials(draft: Draft, plan: Plan, trials: list[Trial]) -> list[Trial]:
+    """With ASHA, let trials go on that wait at a rung. If nothing else is left to do, one always reaches the end."""
+    sweep = get_sweep(draft)
+    if not sweep.rungs:
+        return trials
+    trials = rungs.promote(sweep, trials, sweep.parallel - sum(map(rungs.is_active, trials)))
+    are_done = len(trials) == plan.planned and not any(map(rungs.is_active, trials))
+    if are_done and get_best(trials) is None:
+        return rungs.promote_furthest(trials)
+    return trials
 
 
 class Plan(NamedTuple):
@@ -85,10 +105,11 @@ def _read_trials(draft: Draft, plan: Plan) -> list[Trial]:
     for number, trial_values in plan.values.items():
         before = recorded.get(number)
         child = draft.observed.children.get(objects.trial_name(draft.ftj.name, number))
-        if before and before.phase in FINISHED_PHASES:
-            trials.append(before)
+        if before and (before.phase in FINISHED_PHASES or (child is None and rungs.is_waiting(before))):
+            trials.append(_read_rungs(draft, before, child))
         elif child:
-            trials.append(_read_trial(draft, number, trial_values, child))
+            trial = _keep_rungs(_read_trial(draft, number, trial_values, child), before)
+            trials.append(_read_rungs(draft, trial, child))
     return trials
 
 
@@ -102,6 +123,23 @@ def _read_trial(draft: Draft, number: int, trial_values: values.Values, child: J
         step=trial_state.read_step(child) if has_ended else None,
         phase=trial_state.read_phase(child),
     )
+
+
+def _keep_rungs(trial: Trial, before: Trial | None) -> Trial:
+    """The trial with the rungs that the status records. Also of a trial that starts again, because somebody deleted it."""
+    return (
+        trial.model_copy(update={"rungs": before.rungs, "promotions": before.promotions}) if before else trial
+    )
+
+
+def _read_rungs(draft: Draft, trial: Trial, child: Json | None) -> Trial:
+    """The trial with the rungs that it has reached; without ASHA, unchanged."""
+    sweep = get_sweep(draft)
+    if not sweep.rungs:
+        return trial
+    losses = draft.observed.rung_losses.get(trial.n, {})
+    is_comparable = child is None or not _has_other_rows(draft, child)
+    return rungs.record_rungs(sweep, trial, losses, is_comparable=is_comparable)
 
 
 def _has_other_rows(draft: Draft, child: Json) -> bool:
@@ -130,15 +168,16 @@ def _format_parameters(trial_values: values.Values) -> dict[str, str]:
 
 def _start_trials(draft: Draft, plan: Plan, trials: list[Trial]) -> list[Trial]:
     """Create the FineTuneJobs of the next trials, or request their values, and return all trials that have started."""
-    running = [trial for trial in trials if trial.phase not in FINISHED_PHASES]
+    recorded = {trial.n: trial for trial in (draft.status.sweep or SweepStatus()).trials}
+    places = max(get_sweep(draft).parallel - sum(map(rungs.is_active, trials)), 0)
     started_numbers = {trial.n for trial in trials}
     waiting_numbers = [number for number in range(1, plan.planned + 1) if number not in started_numbers]
-    next_numbers = waiting_numbers[: max(get_sweep(draft).parallel - len(running), 0)]
+    next_numbers = waiting_numbers[:places]
     new_trials: list[Trial] = []
     for number in next_numbers:
         if number in plan.values:
             draft.apply.append(objects.build_trial(draft.ftj, number, plan.values[number]))
-            new_trials.append(_plan_trial(number, plan.values[number]))
+            new_trials.append(_keep_rungs(_plan_trial(number, plan.values[number]), recorded.get(number)))
     unknown_numbers = [number for number in next_numbers if number not in plan.values]
     if unknown_numbers:
         new_trials += _choose_values(draft, trials + new_trials, unknown_numbers)
@@ -189,7 +228,7 @@ def _record(draft: Draft, plan: Plan, trials: list[Trial]) -> None:
     recorded = [trial for trial in (draft.status.sweep or SweepStatus()).trials if trial.n not in numbers]
     trials = sorted([*trials, *recorded], key=lambda trial: trial.n)
     best = get_best(trials)
-    ended = sum(trial.phase in FINISHED_PHASES for trial in trials)
+    ended = sum(not rungs.is_active(trial) for trial in trials)
     draft.update(sweep=SweepStatus(best=best.n if best else None, planned=plan.planned, trials=trials))
     summary = f"{ended}/{plan.planned}" + (f", best {_format_metric(best)}" if best else "")
     draft.update(
@@ -235,7 +274,7 @@ def record_usage(draft: Draft) -> None:
 
 def _report(draft: Draft, plan: Plan, trials: Sequence[Trial]) -> None:
     """Report which trials run, and the best one so far."""
-    running = [trial for trial in trials if trial.phase not in FINISHED_PHASES]
+    running = [trial for trial in trials if rungs.is_active(trial)]
     phases = {trial.phase for trial in running}
     reason = ConditionReason.STARTING
     if "Training" in phases:
@@ -243,13 +282,18 @@ def _report(draft: Draft, plan: Plan, trials: Sequence[Trial]) -> None:
     elif phases == {"Queued"}:
         reason = ConditionReason.QUEUED
     names = ", ".join(objects.trial_name(draft.ftj.name, trial.n) for trial in running)
-    message = f"{len(trials) - len(running)} of {plan.planned} trials have ended; {names or 'none'} "
-    message += "run" if len(running) > 1 else "runs"
+    waiting = sum(map(rungs.is_waiting, trials))
+    message = f"{len(trials) - len(running) - waiting} of {plan.planned} trials have ended"
+    message += f", {waiting} {'wait' if waiting > 1 else 'waits'} at a rung" if waiting else ""
+    message += f"; {names or 'none'} {'run' if len(running) > 1 else 'runs'}"
     best = get_best(trials)
     if best:
         message += f"; {describe_best(draft, best)}"
     message += _describe_other_rows(draft)
     draft.set(ConditionType.TRAINED, False, reason, message)
+    if rungs.list_due_rungs(get_sweep(draft), draft.status.sweep, draft.observed.children, draft.ftj.name):
+        # The trial may have reported its step a moment before its loss.
+        draft.requeue_after(draft.settings.poll_seconds)
     follow.report_obstacle(draft)
 
 
@@ -266,7 +310,10 @@ def _finish(draft: Draft, trials: Sequence[Trial]) -> Outcome:
         return Stop
     count = f"{len(trials)} trials have ended" if len(trials) > 1 else "1 trial has ended"
     failed = sum(trial.phase == "Failed" for trial in trials)
+    _delete_waiting(draft, trials)
+    stopped = sum(map(rungs.is_waiting, trials))
     failures = f", {failed} of them failed" if failed else ""
+    failures += f", {stopped} of them at a rung" if stopped else ""
     draft.set(
         ConditionType.TRAINED,
         True,
@@ -274,6 +321,17 @@ def _finish(draft: Draft, trials: Sequence[Trial]) -> Outcome:
         f"{count}{failures}; {describe_best(draft, best)}{_describe_other_rows(draft)}",
     )
     return Continue
+
+
+def _delete_waiting(draft: Draft, trials: Sequence[Trial]) -> None:
+    """Delete the trials that still wait at a rung when all others have ended, which closes their runs in MLflow.
+
+    NB: the status is written after the deletions, so an interrupted pass is repeated.
+    """
+    for trial in trials:
+        child = draft.observed.children.get(objects.trial_name(draft.ftj.name, trial.n))
+        if child and rungs.is_waiting(trial):
+            draft.remove(child, "FineTuneJob")
 
 
 def _format_metric(trial: Trial) -> str:

@@ -1,0 +1,48 @@
+"""Whose losses at which rungs are read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from finetune_crds.sweep import Rung, Sweep, SweepStatus, Trial
+from finetune_operator.finetunejob.sweep.rungs import DueRung, list_due_rungs
+
+Json = dict[str, Any]
+SWEEP = Sweep.model_validate(
+    {
+        "algorithm": "ASHA",
+        "trials": 3,
+        # A set: the API server keeps it in any order.
+        "rungs": [30, 10],
+        "parameters": [{"field": "training.seed", "values": [1, 2, 3]}],
+    }
+)
+REACHED = [Rung(step=10, metric=0.5), Rung(step=30, metric=0.4)]
+# The number of recorded rungs, of promotions, the phase and the step of a trial, and the step of the rung that is due.
+DUE: dict[str, tuple[int, int, str, int, int | None]] = {
+    "before its rung": (0, 0, "Training", 9, None),
+    "at its rung": (0, 0, "Training", 10, 10),
+    "past its rung": (0, 0, "Training", 31, 10),
+    "it waits": (1, 0, "Suspended", 31, None),
+    "it went on": (1, 1, "Suspended", 31, 30),
+    "it went past all rungs": (2, 2, "Training", 40, None),
+    "it has ended before it was seen": (0, 0, "Succeeded", 40, 10),
+    "it has ended before its rung": (0, 0, "Failed", 5, None),
+}
+
+
+@pytest.mark.parametrize(("rungs", "promotions", "phase", "step", "due"), DUE.values(), ids=DUE)
+def test_which_rung_is_due(rungs: int, promotions: int, phase: Any, step: int, due: int | None) -> None:
+    trial = Trial(n=2, parameters={}, phase=phase, rungs=REACHED[:rungs], promotions=promotions)
+    child: Json = {"status": {"progress": {"step": step}, "mlflow": {"runId": "r"}}}
+    due_rungs = list_due_rungs(SWEEP, SweepStatus(trials=[trial]), {"tune-2": child}, "tune")
+    assert due_rungs == ([DueRung(2, "r", due)] if due else [])
+
+
+def test_a_trial_without_a_run_or_a_child_has_no_losses() -> None:
+    recorded = SweepStatus(trials=[Trial(n=1, parameters={}), Trial(n=2, parameters={})])
+    child: Json = {"status": {"progress": {"step": 10}}}
+    assert list_due_rungs(SWEEP, recorded, {"tune-1": child}, "tune") == []
+    assert list_due_rungs(SWEEP, None, {}, "tune") == []
