@@ -125,6 +125,10 @@ class World:
         with self.writes.one("finish run"):
             self.runs = [dataclasses.replace(run, status=status) for run in self.runs]
 
+    def read_metric(self, run_id: str, _name: str) -> dict[int, float]:
+        """The losses of a trial at its rung: its run has its name."""
+        return {10: self.trials()[run_id]["spec"]["training"]["seed"] / 100}
+
     # The trials, as the operator itself would report them.
 
     def trials(self) -> dict[str, Json]:
@@ -190,6 +194,27 @@ async def learning(world: World) -> None:
     await _train(world)
 
 
+async def halving(world: World) -> None:
+    """ASHA: each trial reaches its rung, is suspended there, and the best one resumes."""
+    sweep = SEEDS | {"algorithm": "ASHA", "trials": 4, "parallel": 2, "rungs": [10]}
+    world.edit(sweep=sweep, training={"evalEverySteps": 10})
+    await world.settle()
+    at_rung: set[str] = set()
+    while running := [name for name in world.running() if not world.trials()[name]["spec"].get("suspend")]:
+        name = running[-1]
+        if name in at_rung:
+            world.end(name)
+        else:
+            world.report(name, "Training", progress={"step": 10}, mlflow={"runId": name})
+        at_rung.add(name)
+        await world.settle()
+        for other in at_rung & {*world.running()}:
+            is_suspended = world.trials()[other]["spec"].get("suspend")
+            phase = "Suspended" if is_suspended else "Training"
+            world.report(other, phase, progress={"step": 10}, mlflow={"runId": other})
+        await world.settle()
+
+
 async def suspended(world: World) -> None:
     """Suspended with two trials that run, and resumed."""
     world.edit(sweep=SEEDS | {"trials": 2, "parallel": 2})
@@ -241,6 +266,7 @@ async def _train(world: World) -> None:
 STORIES: dict[str, tuple[Callable[[World], Awaitable[None]], str]] = {
     "completed": (completed, "Succeeded"),
     "learning": (learning, "Succeeded"),
+    "halving": (halving, "Succeeded"),
     "suspended": (suspended, "Succeeded"),
     "failed": (failed, "Failed"),
 }
@@ -256,6 +282,7 @@ def tell(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Awaitable[World]]:
         monkeypatch.setattr(Server, "find_runs", world.find_runs)
         monkeypatch.setattr(RunCreator, "create", world.create_run)
         monkeypatch.setattr(Server, "finish_run", world.finish_run)
+        monkeypatch.setattr(Server, "read_metric", world.read_metric)
         monkeypatch.setattr(reconcile, "suggest_values", suggest_here)
         await story(world)
         return world

@@ -38,11 +38,11 @@ def run_trials(draft: Draft) -> Outcome:
         track.report_wait(draft)
         return Stop
     trials = _promote_trials(draft, plan, trials)
-    _follow(draft, trials)
     if len(trials) < plan.planned or any(map(rungs.is_active, trials)):
         trials = _start_trials(draft, plan, trials)
         if draft.suggestions:
             return Stop
+        _follow(draft, trials)
         _record(draft, plan, trials)
         _report(draft, plan, trials)
         return Stop
