@@ -22,6 +22,7 @@ from finetune_crds.status_parts import (
     DroppedRows,
     EvaluationSets,
     Links,
+    Phase,
     PlacedPods,
     PlanStatus,
     RedactedValues,
@@ -30,19 +31,6 @@ from finetune_crds.status_parts import (
     Usage,
 )
 from finetune_crds.sweep import SweepStatus
-
-Phase = Literal[
-    "Pending",
-    "Queued",
-    "Preparing",
-    "Starting",
-    "Training",
-    "Evaluating",
-    "Registering",
-    "Suspended",
-    "Succeeded",
-    "Failed",
-]
 
 
 class SplitCounts(ApiModel):

@@ -1,4 +1,4 @@
-"""Parts of a FineTuneJob's status: the results of the preparation, devices and nodes, usage, and links."""
+"""Parts of a FineTuneJob's status: its phase, the results of the preparation, devices and nodes, usage, and links."""
 
 from __future__ import annotations
 
@@ -21,6 +21,19 @@ Commit = Annotated[str, Field(max_length=64)]
 Digest = Annotated[str, Field(max_length=64)]
 """The beginning of a SHA-256."""
 StepName = Annotated[str, Field(min_length=1, max_length=64)]
+
+Phase = Literal[
+    "Pending",
+    "Queued",
+    "Preparing",
+    "Starting",
+    "Training",
+    "Evaluating",
+    "Registering",
+    "Suspended",
+    "Succeeded",
+    "Failed",
+]
 
 
 class SourceRows(ApiModel):

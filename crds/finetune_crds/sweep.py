@@ -17,6 +17,7 @@ from finetune_crds.base import (
     rules,
 )
 from finetune_crds.own_script import HAS_COMMAND
+from finetune_crds.status_parts import Phase
 
 MAX_TRIALS = 100
 MAX_PARAMETERS = 8
@@ -137,20 +138,6 @@ class Sweep(ApiModel):
     """Maximum number of trials that may fail; if more fail, the job fails and the other trials stop."""
 
 
-TrialPhase = Literal[
-    "Pending",
-    "Queued",
-    "Preparing",
-    "Starting",
-    "Training",
-    "Evaluating",
-    "Registering",
-    "Suspended",
-    "Succeeded",
-    "Failed",
-]
-
-
 class Rung(ApiModel):
     """A rung that a trial of ASHA has reached."""
 
@@ -171,7 +158,7 @@ class Trial(ApiModel):
     """Value of the metric, once the trial has succeeded."""
     step: NonNegative | None = None
     """Optimizer steps done, once the trial has ended."""
-    phase: TrialPhase | None = None
+    phase: Phase | None = None
     """Phase of the trial."""
     rungs: (
         Annotated[list[Rung], Field(max_length=MAX_RUNGS, json_schema_extra=list_type_map("step"))] | None

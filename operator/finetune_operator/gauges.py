@@ -18,7 +18,7 @@ from finetune_crds.conditions import ConditionType
 from finetune_crds.promotion_status import PromotionPhase
 from finetune_crds.run_policy import RunPolicy
 from finetune_crds.schedule_status import SchedulePhase
-from finetune_crds.status import Phase
+from finetune_crds.status_parts import Phase
 from finetune_operator import metrics
 from finetune_operator.batch.state import is_alive
 from finetune_operator.controller.store import Store

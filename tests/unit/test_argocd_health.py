@@ -12,7 +12,7 @@ from lupa.lua51 import LuaRuntime, lua_type
 from finetune_crds.conditions import ConditionType
 from finetune_crds.promotion_status import PromotionPhase
 from finetune_crds.schedule_status import SchedulePhase
-from finetune_crds.status import Phase
+from finetune_crds.status_parts import Phase
 from finetune_operator.finetunejob.decide.ready import OBSTACLES
 
 FOLDER = Path(__file__).parents[2] / "charts" / "finetune-operator" / "argocd" / "finetune.dev"

@@ -11,7 +11,7 @@ import pytest
 
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.promotion_status import PromotionPhase
-from finetune_crds.status import Phase
+from finetune_crds.status_parts import Phase
 from support.documents import PAGES
 
 TROUBLESHOOTING = next(page for page in PAGES if page.name == "docs/operations/troubleshooting.md")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from finetune_crds.conditions import Condition, ConditionReason, ConditionType
-from finetune_crds.status import Phase
+from finetune_crds.status_parts import Phase
 
 # The phase by the reason of Prepared, while Prepared is not true; Preparing for other reasons.
 _WHILE_PREPARING: dict[str, Phase] = {

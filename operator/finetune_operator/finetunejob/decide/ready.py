@@ -10,7 +10,8 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 
 from finetune_crds.conditions import Condition, ConditionReason, ConditionType
-from finetune_crds.status import FineTuneJobStatus, Phase
+from finetune_crds.status import FineTuneJobStatus
+from finetune_crds.status_parts import Phase
 from finetune_operator.finetunejob.decide.phase import phase
 from finetune_operator.finetunejob.model import FineTuneJob
 from finetune_operator.policy.ready import Readiness, summarize

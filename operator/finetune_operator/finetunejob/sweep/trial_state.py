@@ -10,13 +10,13 @@ from typing import Any
 
 from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionType
-from finetune_crds.sweep import TrialPhase
+from finetune_crds.status_parts import Phase
 from finetune_operator.finetunejob.model import FINISHED_PHASES
 
 
-def read_phase(child: Json) -> TrialPhase:
+def read_phase(child: Json) -> Phase:
     """The phase of a child; Pending until it has one."""
-    phase: TrialPhase = _status(child).get("phase") or "Pending"
+    phase: Phase = _status(child).get("phase") or "Pending"
     return phase
 
 

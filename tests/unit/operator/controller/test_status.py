@@ -9,7 +9,8 @@ import pytest
 
 from finetune_crds.base import Json
 from finetune_crds.conditions import Condition, ConditionReason, ConditionType
-from finetune_crds.status import FineTuneJobStatus, Phase
+from finetune_crds.status import FineTuneJobStatus
+from finetune_crds.status_parts import Phase
 from finetune_operator.controller.events import EventTarget
 from finetune_operator.controller.status import write_status
 from finetune_operator.controller.store import Store

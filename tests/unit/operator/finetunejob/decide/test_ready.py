@@ -8,7 +8,8 @@ from datetime import datetime
 import pytest
 
 from finetune_crds.conditions import SUMMARY, Condition, ConditionReason, ConditionType
-from finetune_crds.status import FineTuneJobStatus, Phase
+from finetune_crds.status import FineTuneJobStatus
+from finetune_crds.status_parts import Phase
 from finetune_operator.finetunejob.decide.phase import phase
 from finetune_operator.finetunejob.decide.ready import assess_readiness, summarize_status
 from fixtures.operator_in_memory.decisions import (
