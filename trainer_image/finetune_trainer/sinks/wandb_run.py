@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from typing import TYPE_CHECKING
 
 import wandb
-from wandb.errors import AuthenticationError, UsageError
+from wandb.errors import AuthenticationError, CommError, UsageError
 
 from finetune_trainer.sinks.entries import End, Metrics, Parameters
 
@@ -20,6 +21,8 @@ _BYTES_PER_VALUE = 64
 # Unless the environment of the pod says otherwise: silence in the pod's log, where this module reports errors; no reports of errors to
 # the authors of W&B; and seconds until an unreachable server is an error.
 _ENVIRONMENT = {"WANDB_SILENT": "true", "WANDB_ERROR_REPORTING": "false", "WANDB_INIT_TIMEOUT": "30"}
+# What the client says if the server refuses the key or its user. NB: it raises the CommError of a server that does not answer.
+_REFUSED = re.compile(r"returned error 40[13]\b|permission denied", re.IGNORECASE)
 
 
 class WandbRun:
@@ -60,7 +63,8 @@ class WandbRun:
 
     def is_final(self, error: Exception) -> bool:
         """Whether a retry cannot succeed."""
-        return isinstance(error, AuthenticationError | UsageError)
+        is_refused = isinstance(error, CommError) and _REFUSED.search(str(error)) is not None
+        return is_refused or isinstance(error, AuthenticationError | UsageError)
 
     def _init(self) -> wandb.Run:
         settings = self._settings

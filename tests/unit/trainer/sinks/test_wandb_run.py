@@ -88,7 +88,15 @@ def test_the_file_of_a_run_is_bounded(
 
 @pytest.mark.parametrize(
     ("error", "is_final"),
-    [(AuthenticationError("bad key"), True), (UsageError("no key"), True), (CommError("timeout"), False)],
+    [
+        (AuthenticationError("bad key"), True),
+        (UsageError("no key"), True),
+        (CommError("Failed to get resume status for run r: returned error 401: {}"), True),
+        (CommError("Failed to get resume status for run r: returned error 403: {}"), True),
+        (CommError("permission denied"), True),
+        (CommError("Failed to get resume status for run r: returned error 503: {}"), False),
+        (CommError("timeout"), False),
+    ],
 )
 def test_only_errors_that_a_retry_cannot_correct_are_final(error: Exception, *, is_final: bool) -> None:
     assert WandbRun(SETTINGS).is_final(error) == is_final
