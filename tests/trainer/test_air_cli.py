@@ -137,7 +137,7 @@ def test_the_page_has_these_changes_and_outcomes() -> None:
         '`device_id=torch.device("cpu")`',
         "`offload_to_cpu=False`",
         "`use_orig_params=True`",
-        "`setStorage: ... out of bounds for storage of size 0`",
+        "`RuntimeError: setStorage: ... out of bounds for storage of size 0`",
         "segmentation fault",
     ):
         assert words in paragraph

@@ -9,8 +9,10 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
+from finetune_crds.env import CODE_ENV, GATE_ENV, RESERVED_ENV
 from finetune_crds.reference import SAMPLES
 from support.documents import Page
+from support.manifests import SCHEMAS
 
 PAGE = Page("docs/coming-from.md")
 _SAMPLE = re.compile(r"samples\.md#([\w-]+)\)")
@@ -113,6 +115,193 @@ def test_what_people_ask_for_has_a_row(section: str) -> None:
     rows = re.findall(r"^\| (.+?) \| (.+) \|$", dict(sections(PAGE.text))[section], re.MULTILINE)[1:]
     assert [subject for subject in ROWS[section] if not any(row.startswith(subject) for row, _ in rows)] == []
     assert [row for row, answer in rows if len(answer) < 20] == []
+
+
+# What people had under another name, by section: the first words of a row, and the names in its answer. A name is a field, a field with
+# a value that a sample of the section has, a variable of the pods, or a link.
+ANSWERS: dict[str, dict[str, list[str]]] = {
+    "A Databricks notebook": {
+        "a table for each split": ["split"],
+        "`langdetect` UDF": ["languages", "redact"],
+        "`log_params`": [],
+        "tags `fine_tuned_on`": ["register.tags"],
+        "a deployment job of MLflow 3": ["MODEL_NAME", "MODEL_VERSION", "approval"],
+        "`set_registered_model_alias`": ["rollbackTo"],
+        "a job's schedule: `quartz_cron_expression`, `timezone_id`, `pause_status`": [
+            "schedule: 0 2 * * *",
+            "timeZone: Europe/Berlin",
+            "suspend",
+        ],
+        "a job's `max_concurrent_runs: 1`, `queue`": ["concurrencyPolicy: Forbid"],
+        "a job's trigger: `table_update`, `file_arrival`": ["onlyIfDataChanged: true", "schedule"],
+        "a job's trigger: `continuous`": ["concurrencyPolicy: Forbid"],
+    },
+    "Katib, Ray Tune, Optuna and Hyperopt": {
+        "Katib `parameters[].feasibleSpace` with `min`, `max`, `step`, `distribution: logUniform`; `list`": [
+            "sweep.parameters[].range",
+            "min",
+            "max",
+            "step",
+            "scale: Log",
+            "values",
+        ],
+        "Katib `algorithm: grid`, `random`; `tpe`; Optuna `GridSampler`, `RandomSampler`, `TPESampler`": [
+            "sweep.algorithm: Grid",
+            "sweep.algorithm: TPE",
+        ],
+        "Katib `maxTrialCount`, `parallelTrialCount`, `maxFailedTrialCount`": [
+            "sweep.trials",
+            "sweep.parallel",
+            "sweep.maxFailedTrials",
+        ],
+        "Ray Tune `loguniform`, `randint`, `choice`": ["range", "scale: Log", "values"],
+        "Katib `objective`, Optuna `direction`": ["sweep.metric: eval_loss", "status.sweep.best"],
+        "A Databricks notebook with nested MLflow runs": [],
+        "`ASHAScheduler`, Katib early stopping": ["training.earlyStopping"],
+        "`Trainer.hyperparameter_search`": ["(finetunejob/own-script.md)"],
+    },
+    "The `air` CLI": {
+        "`experiment_name`": ["tracking.experiment"],
+        "`compute.num_accelerators`, `compute.accelerator_type`": [
+            "distributed.nodes",
+            "distributed.gpusPerNode",
+            "distributed.gpu.product",
+        ],
+        "`compute.pool_id`, `compute.priority_class`": ["runPolicy.queueName", "pods.train.template"],
+        "`environment.dependencies`": ["trainer.dependencies"],
+        "`environment.version`, `environment.unity_catalog_image`": ["pods.train.image"],
+        "`code_source.snapshot.root_path` `code_source.root_path`": [
+            "trainer.code.volume",
+            "CODE_SOURCE_PATH",
+            "(#how-to)",
+        ],
+        "`command`": ["trainer.command"],
+        "`env_variables`, `secrets`": ["pods.all.env", "pods.all.envFrom"],
+        "`max_retries`, `timeout_minutes`": ["runPolicy.maxRestarts", "runPolicy.activeDeadlineSeconds"],
+        "`parameters`, `HYPERPARAMETERS_PATH`": ["trainer.parameters", "HYPERPARAMETERS_PATH"],
+        "`MLFLOW_RUN_ID`": ["MLFLOW_RUN_ID"],
+        "a checkpoint in `/Volumes`": ["output.from", "output.uri"],
+        "`--dry-run`, `--watch`, `logs --node 1`": ["(#how-to)"],
+        "`--override compute.num_accelerators=32`": ["(#how-to)"],
+        # Lines of a script, which tests/trainer/test_air_cli.py checks.
+        "`init_process_group": [],
+        "`torch.cuda.set_device": [],
+        "`offload_to_cpu=True`": [],
+    },
+    "A NeMo Automodel recipe": {
+        "`checkpoint.staging_dir`": ["TMPDIR", "trainer.args"],
+        "`--section.field value` on the command line": ["trainer.args"],
+    },
+    "Accelerate, DeepSpeed and Lightning scripts": {
+        "the script under torchrun": ["trainer.command"],
+        "its arguments or its YAML file": ["trainer.args", "trainer.parameters", "HYPERPARAMETERS_PATH"],
+        "metrics of the tracker for MLflow": ["(finetunejob/own-script.md#progress)"],
+        "W&B": ["tracking.sinks", "type: WandB", "secretRef"],
+        "TensorBoard": ["tracking.sinks", "type: TensorBoard", "TENSORBOARD_LOGGING_DIR"],
+        "spot machines": ["pods.train.template", "runPolicy.maxRestarts"],
+    },
+}
+# Names that are neither fields nor variables that the operator sets.
+OTHER_NAMES = {"split", "TMPDIR", "TENSORBOARD_LOGGING_DIR"}
+
+
+class Row(NamedTuple):
+    """A row of a table: what people had, with a space between two columns, and the answer."""
+
+    subject: str
+    answer: str
+
+
+def table_rows(section: str) -> list[Row]:
+    """Return the rows of the tables of a section, without their headings."""
+    lines = re.findall(r"^\| ?(.*) \|$(?!\n\|--)", dict(sections(PAGE.text))[section], re.MULTILINE)
+    cells = [line.split(" | ") for line in lines]
+    return [Row(" ".join(left).removeprefix("| "), answer) for *left, answer in cells]
+
+
+def find_fields(value: object, path: str = "") -> Iterator[tuple[str, object]]:
+    """Yield the path and the value of each field below an object; `[]` stands for the items of a list."""
+    if isinstance(value, list):
+        for item in value:
+            yield from find_fields(item, f"{path}[]")
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            yield f"{path}.{name}", item
+            yield from find_fields(item, f"{path}.{name}")
+
+
+def find_schema_fields(schema: Any, path: str = "") -> Iterator[str]:
+    """Yield the path of each field below a schema."""
+    for name, field in schema.get("properties", {}).items():
+        yield f"{path}.{name}"
+        yield from find_schema_fields(field, f"{path}.{name}")
+        yield from find_schema_fields(field.get("items", {}), f"{path}.{name}[]")
+
+
+FIELDS = {field for schema in SCHEMAS.values() for field in find_schema_fields(schema)}
+VARIABLES = {*RESERVED_ENV, CODE_ENV, *GATE_ENV}
+
+
+def find_mistake(section: str, name: str, answer: str) -> str | None:
+    """Return what is wrong with a name in the answer of a row."""
+    if name.startswith("("):
+        return None if f"]{name}" in answer else "is not linked"
+    if not re.search(rf"`{re.escape(name)}(: [^`]+)?`", answer):
+        return "is not in the answer"
+    field, _, value = name.partition(": ")
+    if field in VARIABLES | OTHER_NAMES:
+        return None
+    if not any(path.endswith(f".{field}") for path in FIELDS):
+        return "is no field"
+    values = [
+        item
+        for spec in sample_specs(section)
+        for path, item in find_fields(spec)
+        if path.endswith(f".{field}")
+    ]
+    return "is in no sample of the section" if value and parse(value) not in values else None
+
+
+@pytest.mark.parametrize("section", ANSWERS)
+def test_what_people_had_has_an_answer(section: str) -> None:
+    wrong = []
+    for subject, names in ANSWERS[section].items():
+        answers = [row.answer for row in table_rows(section) if row.subject.startswith(subject)]
+        wrong += [f"{subject}: {len(answers)} rows"] if len(answers) != 1 else []
+        mistakes = [(name, find_mistake(section, name, answer)) for answer in answers for name in names]
+        wrong += [f"{subject}: {name} {mistake}" for name, mistake in mistakes if mistake]
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    ("name", "answer", "mistake"),
+    [
+        ("(#how-to)", "How to", "is not linked"),
+        ("sweep.parallel", "`sweep.parallels`", "is not in the answer"),
+        ("sweep.parallels", "`sweep.parallels`", "is no field"),
+        ("sweep.trials: 5", "`sweep.trials: 5`", "is in no sample of the section"),
+        ("sweep.trials: 6", "`sweep.trials: 6`", None),
+    ],
+)
+def test_an_answer_that_is_wrong_is_found(name: str, answer: str, mistake: str | None) -> None:
+    assert find_mistake("Katib, Ray Tune, Optuna and Hyperopt", name, answer) == mistake
+
+
+@pytest.mark.parametrize("section", [heading for heading, _ in sections(PAGE.text)])
+def test_every_row_is_checked(section: str) -> None:
+    subjects = [*ROWS.get(section, []), *ANSWERS.get(section, {})]
+    unchecked = [
+        row.subject
+        for row in table_rows(section)
+        if not _VALUE.search(row.answer) and not any(row.subject.startswith(subject) for subject in subjects)
+    ]
+    assert unchecked == []
+
+
+def test_automodel_has_its_staging_dir_in_args() -> None:
+    args = [read_field(spec, "trainer.args") or [] for spec in sample_specs("A NeMo Automodel recipe")]
+    assert "--checkpoint.staging_dir" in [item for items in args for item in items]
+    assert not any("staging" in field.lower() for field in FIELDS if ".checkpoint." in field)
 
 
 # What the published notebook sets, beyond the defaults of its libraries, by the field that sets it.
