@@ -33,6 +33,7 @@ WAITS = {
     "assistant-feedback": "DatabricksNotConfigured",
     "inference-table": "DatabricksNotConfigured",
     "spark-databricks": "DatabricksNotConfigured",
+    "spark-databricks-cluster": "DatabricksNotConfigured",
     "support-qwen": "DatabricksNotConfigured",
     "volumes-of-unity-catalog": "CredentialsMissing",
     "support-chat": "StorageNotConfigured",
