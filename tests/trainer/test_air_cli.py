@@ -115,7 +115,7 @@ OUTCOMES = {
 def test_torch_gathers_weights_on_cpus_only_without_offloading_them() -> None:
     ended = subprocess.run(
         [sys.executable, str(SCRIPTS / "fsdp1_on_cpus.py")],
-        env={**os.environ, "PYTHONPATH": ""},
+        env={**os.environ, "PYTHONPATH": "", "CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,
         check=True,
         text=True,
