@@ -211,6 +211,31 @@ def test_a_server_of_wandb_that_goes_away_delays_no_step(
     assert max(delays) < 1.0
 
 
+def test_a_server_of_wandb_that_comes_back_gets_every_step(
+    pod: Pod, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pod = pod.but({"tracking.sinks": [WANDB]})
+    with fake_wandb.running(KEY) as server:
+
+        def go_away() -> None:
+            assert server.is_registered.wait(60)
+            server.is_away = True
+
+        def come_back() -> None:
+            assert server.was_away.wait(60)
+            server.is_away = False
+
+        call_after_step(monkeypatch, 2, go_away)
+        call_after_step(monkeypatch, 4, come_back)
+        pod.env |= connect(server, tmp_path)
+        outcome = pod.run_here(capfd)
+    assert outcome.code == 0, outcome.output
+    (run,) = server.runs.values()
+    steps = [line["_step"] for line in run.history.values() if "loss" in line]
+    assert (steps, run.exit_codes) == ([1, 2, 3, 4, 5, 6], [0])
+    assert "W&B" not in outcome.output
+
+
 @pytest.mark.parametrize(
     ("key", "forbidden_operations", "reason"),
     [
