@@ -157,7 +157,12 @@ ANSWERS: dict[str, dict[str, list[str]]] = {
         "Ray Tune `loguniform`, `randint`, `choice`": ["range", "scale: Log", "values"],
         "Katib `objective`, Optuna `direction`": ["sweep.metric: eval_loss", "status.sweep.best"],
         "A Databricks notebook with nested MLflow runs": [],
-        "`ASHAScheduler`, Katib early stopping": ["training.earlyStopping"],
+        "Ray Tune `ASHAScheduler(grace_period, reduction_factor, max_t)`": [
+            "sweep.algorithm: ASHA",
+            "sweep.rungs",
+            "training.maxSteps",
+        ],
+        "Katib `earlyStopping: medianstop`": ["sweep.algorithm: ASHA", "training.earlyStopping"],
         "`Trainer.hyperparameter_search`": ["(finetunejob/own-script.md)"],
     },
     "The `air` CLI": {
