@@ -13,9 +13,11 @@ from finetune_crds.base import (
     NonNegative,
     Positive,
     Rule,
+    join_names,
     list_type_map,
     rules,
 )
+from finetune_crds.objective import OBJECTIVES_OF_COLUMNS
 from finetune_crds.own_script import HAS_COMMAND
 from finetune_crds.status_parts import Phase
 
@@ -120,7 +122,7 @@ class Sweep(ApiModel):
     algorithm: Literal["Grid", "Random", "TPE", "ASHA"]
     """Grid: every combination of values, at most 100. Random: as many combinations as trials, drawn at random. TPE: as many,
     chosen by Optuna's tree-structured Parzen estimator from the results of earlier trials. ASHA: as many as Random; each trial
-    is suspended at a rung, and resumes if its loss there is among the lowest third."""
+    is suspended at a rung, and resumes if it is among the best third there."""
     trials: Annotated[int, Field(ge=1, le=MAX_TRIALS)] | None = None
     """Number of trials; required unless algorithm is Grid."""
     parallel: Annotated[int, Field(ge=1, le=MAX_TRIALS)] = 1
@@ -130,8 +132,9 @@ class Sweep(ApiModel):
         | None
     ) = None
     """ASHA: the optimizer steps at which trials are compared, such as [100, 300, 900]."""
-    metric: Literal["eval_loss"] = "eval_loss"
-    """The metric that the best trial has the lowest value of: the loss on the validation split at the end of the training."""
+    metric: Literal["eval_loss", "eval_reward_accuracy"] = "eval_loss"
+    """The metric of the validation split that compares trials. eval_loss: the lowest loss is the best. eval_reward_accuracy: the
+    highest share of pairs whose chosen answer is ranked higher."""
     seed: NonNegative = 42
     """Seed of the values that Random and TPE draw."""
     max_failed_trials: NonNegative = 3
@@ -183,6 +186,7 @@ class SweepStatus(ApiModel):
 
 # CEL on FineTuneJobSpec.
 _HAS_SWEEP = "has(self.sweep)"
+_PAIR_OBJECTIVES = OBJECTIVES_OF_COLUMNS["Preference"]
 
 SWEEP_RULES = (
     Rule(
@@ -195,6 +199,13 @@ SWEEP_RULES = (
         f"!{_HAS_SWEEP} || !has(self.checkpoint) || !has(self.checkpoint.resumeFrom)",
         "checkpoint.resumeFrom must not be set when sweep is set: a run continues only with its own hyperparameters",
         ".checkpoint.resumeFrom",
+    ),
+    Rule(
+        f"!{_HAS_SWEEP} || self.sweep.metric == 'eval_loss' || self.objective.type in {_PAIR_OBJECTIVES} && (!has(self.training.select) "
+        "|| self.training.select == 'Last' || has(self.training.monitor) && self.training.monitor == 'Accuracy')",
+        f"sweep.metric eval_reward_accuracy requires objective.type {join_names(_PAIR_OBJECTIVES, 'or')}, and training.monitor Accuracy "
+        "when training.select is Best",
+        ".sweep.metric",
     ),
     # NB: `rungs` falls on evaluations, which a trial must not move.
     Rule(

@@ -255,7 +255,7 @@ class Observed:
         code: the commit of trainer.code.git, until the status has it.
         children: the FineTuneJobs of the job's sweep, by name.
         suggestions: the values that the decision requested for trials, by number and field.
-        rung_losses: evaluation losses of trials that have reached a rung, by the number of the trial and by step.
+        evaluations: values of the sweep's metric, by the number of the trial and by step, of trials that have reached a rung or have ended.
     """
 
     jobs: Mapping[str, Json] = field(default_factory=dict)
@@ -279,7 +279,7 @@ class Observed:
     code: ResolvedRevision | None = None
     children: Mapping[str, Json] = field(default_factory=dict)
     suggestions: Mapping[str, Json] | None = None
-    rung_losses: Mapping[int, Mapping[int, float]] = field(default_factory=dict)
+    evaluations: Mapping[int, Mapping[int, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

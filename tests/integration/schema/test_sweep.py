@@ -8,6 +8,7 @@ import pytest
 
 from fixtures.operator_processes.jobs import job
 from integration.schema import dry_run
+from integration.schema.jobs import prepared
 from support.api import Api
 from support.refusals import refused
 
@@ -29,6 +30,8 @@ def asha(*parameters: Json, rungs: tuple[int, ...] = (100, 300), spec: Json | No
     return sweep(*parameters, algorithm="ASHA", trials=9, rungs=[*rungs], spec=spec or EVALUATED)
 
 
+DPO: Json = {"objective": {"type": "DPO"}, "data": prepared(columns={"type": "Preference"})}
+NO_ACCURACY = "sweep.metric eval_reward_accuracy requires objective.type DPO, "
 EVALUATED: Json = {"training": {"evalEverySteps": 100}}
 NOT_EVALUATED = (
     "each of sweep.rungs must be a multiple of training.evalEverySteps, which trials must not change"
@@ -59,6 +62,14 @@ REFUSED: dict[str, tuple[Json, str]] = {
         NOT_EVALUATED,
     ),
     "a metric that is not compared": (sweep(metric="eval_accuracy"), "Unsupported value"),
+    "the accuracy of pairs without pairs": (sweep(metric="eval_reward_accuracy"), NO_ACCURACY),
+    "the accuracy of a checkpoint with the lowest loss": (
+        sweep(
+            metric="eval_reward_accuracy",
+            spec={**DPO, "training": {"select": "Best", "evalEverySteps": 10}},
+        ),
+        NO_ACCURACY,
+    ),
     "random trials without a number": (
         sweep(algorithm="Random"),
         "trials is required unless algorithm is Grid",
@@ -93,6 +104,10 @@ ACCEPTED: dict[str, Json] = {
     "a grid": sweep(name="a" * 35),
     "a grid of a range": sweep(with_range()),
     "ASHA": asha(),
+    "the accuracy of pairs": sweep(
+        metric="eval_reward_accuracy",
+        spec={**DPO, "training": {"select": "Best", "evalEverySteps": 10, "monitor": "Accuracy"}},
+    ),
     "random trials": sweep(
         {"field": "training.learningRate", "range": {"min": 1e-5, "max": 1e-3}},
         algorithm="Random",

@@ -31,8 +31,8 @@ from finetune_operator.finetunejob.observe.promoted_aliases import promoted_alia
 from finetune_operator.finetunejob.observe.rejections import read_rejections
 from finetune_operator.finetunejob.observe.run_creator import RunCreator
 from finetune_operator.finetunejob.observe.run_poller import RunPoller
-from finetune_operator.finetunejob.observe.rung_losses import RungLossReader
 from finetune_operator.finetunejob.observe.spark_executors import ExecutorReader
+from finetune_operator.finetunejob.observe.trial_evaluations import TrialEvaluationReader
 from finetune_operator.finetunejob.references import resumed_job_name
 from finetune_operator.finetunejob.resolve import pinned, resolve
 from finetune_operator.kube import Kube
@@ -101,7 +101,7 @@ class FineTuneJobObserver:
         self.poller = RunPoller(self.kube, self.settings, self.pace)
         self.run_creator = RunCreator(self.poller, self.store, clock)
         self._alias_versions = AliasVersionReader(self.poller, self.settings, self.pace)
-        self._rung_losses = RungLossReader(self.poller, self.settings, self.pace)
+        self._evaluations = TrialEvaluationReader(self.poller, self.settings, self.pace)
         self.preparations = PreparationReader(self.kube, self.settings, self.pace)
         self.dry_runner = DryRunner(self.kube, clock)
         self.leases = PreparationLeases(self.kube, self.store)
@@ -158,7 +158,7 @@ class FineTuneJobObserver:
             alias_versions=await self._alias_versions.read(ftj),
             has_checked_pods=self.dry_runner.has_checked(ftj),
             children=children,
-            rung_losses=await self._rung_losses.read(ftj, children),
+            evaluations=await self._evaluations.read(ftj, children),
         )
 
     async def _read_resumed_job(self, ftj: FineTuneJob, now: datetime) -> ResumedJob | None:
@@ -183,7 +183,7 @@ class FineTuneJobObserver:
         self.dry_runner.forget(ftj)
         self._revisions.forget(ftj)
         self._alias_versions.forget(ftj)
-        self._rung_losses.forget(ftj)
+        self._evaluations.forget(ftj)
         self._workloads.forget(ftj)
 
     async def observe_deletion(self, ftj: FineTuneJob) -> Observed:

@@ -13,18 +13,22 @@ from typing import NamedTuple
 from finetune_crds.base import Json
 from finetune_crds.sweep import Rung, Sweep, SweepStatus, Trial
 from finetune_operator.finetunejob.model import FINISHED_PHASES
-from finetune_operator.finetunejob.sweep import objects, trial_state
+from finetune_operator.finetunejob.sweep import metric, objects, trial_state
 
 REDUCTION_FACTOR = 3
 """Of so many trials at a rung, one goes on."""
 
 
-class DueRung(NamedTuple):
-    """A rung that a trial has reached, and whose loss is not recorded yet."""
+class DueRead(NamedTuple):
+    """A trial whose evaluations have to be read.
+
+    Attributes:
+        step: the step of the rung that it has reached; None: it has ended, and the status has no value of it yet.
+    """
 
     number: int
     run_id: str
-    step: int
+    step: int | None
 
 
 def is_waiting(trial: Trial) -> bool:
@@ -37,38 +41,39 @@ def is_active(trial: Trial) -> bool:
     return trial.phase not in FINISHED_PHASES and not is_waiting(trial)
 
 
-def list_due_rungs(
+def list_due_reads(
     sweep: Sweep, recorded: SweepStatus | None, children: Mapping[str, Json], name: str
-) -> list[DueRung]:
-    """The rungs whose losses have to be read, by the number of the trial.
+) -> list[DueRead]:
+    """The trials whose evaluations have to be read, in the order of their numbers.
 
     Args:
         children: the FineTuneJobs of the sweep, by name.
         name: the name of the sweep.
     """
-    due_rungs: list[DueRung] = []
+    due_reads: list[DueRead] = []
     for trial in recorded.trials if recorded else ():
         child = children.get(objects.trial_name(name, trial.n), {})
         run_id = (trial_state.read_part(child, "mlflow") or {}).get("runId")
-        next_step = next(_list_next_steps(sweep, trial), None)
-        if run_id and next_step and next_step <= (trial_state.read_step(child) or 0):
-            due_rungs.append(DueRung(trial.n, run_id, next_step))
-    return due_rungs
+        step = next(_list_next_steps(sweep, trial), None)
+        has_reached = step is not None and step <= (trial_state.read_step(child) or 0)
+        if run_id and (has_reached or metric.is_undecided(sweep, trial, child)):
+            due_reads.append(DueRead(trial.n, run_id, step if has_reached else None))
+    return due_reads
 
 
-def record_rungs(sweep: Sweep, trial: Trial, losses: Mapping[int, float], *, is_comparable: bool) -> Trial:
+def record_rungs(sweep: Sweep, trial: Trial, values: Mapping[int, float], *, is_comparable: bool) -> Trial:
     """The trial with the rungs that it has reached since.
 
     Args:
-        losses: evaluation losses of the trial, by step.
+        values: the values of the metric at the evaluations of the trial, by step.
         is_comparable: whether the trial reads the rows of the other trials. Without, it stays at its next rung.
     """
     reached = list(trial.rungs or ())
     for step in _list_next_steps(sweep, trial):
-        if step not in losses:
+        if step not in values:
             break
-        is_finite = math.isfinite(losses[step])
-        reached.append(Rung(step=step, metric=losses[step] if is_finite and is_comparable else None))
+        is_finite = math.isfinite(values[step])
+        reached.append(Rung(step=step, metric=values[step] if is_finite and is_comparable else None))
     return trial.model_copy(update={"rungs": reached, "promotions": trial.promotions or 0})
 
 
@@ -90,35 +95,35 @@ def promote(sweep: Sweep, trials: Sequence[Trial], places: int) -> list[Trial]:
     return list(promoted.values())
 
 
-def promote_furthest(trials: Sequence[Trial]) -> list[Trial]:
-    """The trials, of which the best one at the highest rung goes on: with few trials, none is among the lowest third."""
+def promote_furthest(sweep: Sweep, trials: Sequence[Trial]) -> list[Trial]:
+    """The trials, of which the best one at the highest rung goes on: with few trials, none is among the best third."""
     waiting = [trial for trial in trials if is_waiting(trial)]
     if not waiting:
         return list(trials)
     furthest = min(
-        waiting, key=lambda trial: (-len(trial.rungs or ()), *_rank(trial, len(trial.rungs or ()) - 1))
+        waiting, key=lambda trial: (-len(trial.rungs or ()), _rank(sweep, trial, len(trial.rungs or ()) - 1))
     )
     return [_promote(trial) if trial is furthest else trial for trial in trials]
 
 
 def _find_promotable(sweep: Sweep, trials: Sequence[Trial]) -> Trial | None:
-    """The best trial of the highest rung at which one of the lowest third waits."""
+    """The best trial of the highest rung at which one of the best third waits."""
     for rung in reversed(range(len(sweep.rungs or ()))):
         at_rung = sorted(
-            (trial for trial in trials if len(trial.rungs or ()) > rung), key=lambda trial: _rank(trial, rung)
+            (trial for trial in trials if len(trial.rungs or ()) > rung),
+            key=lambda trial: _rank(sweep, trial, rung),
         )
-        lowest = at_rung[: len(at_rung) // REDUCTION_FACTOR]
-        promotable = (trial for trial in lowest if is_waiting(trial) and trial.promotions == rung)
+        best_third = at_rung[: len(at_rung) // REDUCTION_FACTOR]
+        promotable = (trial for trial in best_third if is_waiting(trial) and trial.promotions == rung)
         trial = next(promotable, None)
         if trial:
             return trial
     return None
 
 
-def _rank(trial: Trial, rung: int) -> tuple[float, int]:
-    """What the trials at a rung are sorted by: their losses there and, of equal ones, their numbers."""
-    metric = (trial.rungs or [])[rung].metric
-    return (math.inf if metric is None else metric, trial.n)
+def _rank(sweep: Sweep, trial: Trial, rung: int) -> tuple[float, int]:
+    """The key to sort the trials at a rung by."""
+    return metric.rank(sweep, (trial.rungs or [])[rung].metric, trial.n)
 
 
 def _promote(trial: Trial) -> Trial:

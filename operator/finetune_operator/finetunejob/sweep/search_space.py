@@ -11,7 +11,7 @@ from typing import Any
 
 from finetune_crds.base import Json
 from finetune_crds.sweep import MAX_TRIALS, Sweep, SweepParameter, Trial
-from finetune_operator.finetunejob.sweep import values
+from finetune_operator.finetunejob.sweep import metric, values
 from finetune_operator.finetunejob.sweep.values import Values
 
 _STATES = {"Succeeded": "Complete", "Failed": "Failed"}
@@ -85,8 +85,9 @@ def _describe_trial(sweep: Sweep, trial: Trial) -> Json:
     if state == "Complete" and trial.metric is None:
         state = "Failed"
     described = {item.field: _encode(item, trial.parameters[item.field]) for item in sweep.parameters}
-    metric = {"metric": trial.metric} if state == "Complete" else {}
-    return {"state": state, "parameters": described, **metric}
+    # The sampler minimizes.
+    key = {"metric": metric.rank(sweep, trial.metric, trial.n)[0]} if state == "Complete" else {}
+    return {"state": state, "parameters": described, **key}
 
 
 def _decode(parameter: SweepParameter, suggestion: Any) -> Any:

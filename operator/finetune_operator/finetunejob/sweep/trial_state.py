@@ -30,7 +30,7 @@ def is_waiting(child: Json) -> bool:
     return "waitingSince" in _status(child)
 
 
-def read_metric(child: Json) -> float | None:
+def read_loss(child: Json) -> float | None:
     """The evaluation loss of a trial that has succeeded; None if it has none."""
     if read_phase(child) != "Succeeded":
         return None

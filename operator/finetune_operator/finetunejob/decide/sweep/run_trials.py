@@ -16,7 +16,7 @@ from finetune_operator.finetunejob.decide.sweep.check_trials import get_sweep
 from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.finetunejob.draft.wait import SOON_SECONDS
 from finetune_operator.finetunejob.model import FINISHED_PHASES
-from finetune_operator.finetunejob.sweep import objects, rungs, search_space, trial_state, values
+from finetune_operator.finetunejob.sweep import metric, objects, rungs, search_space, trial_state, values
 from finetune_operator.policy.result import Continue, Outcome, Stop
 
 # Digits of the metric in messages and in the column PROGRESS.
@@ -63,8 +63,8 @@ def _promote_trials(draft: Draft, plan: Plan, trials: list[Trial]) -> list[Trial
         return trials
     trials = rungs.promote(sweep, trials, sweep.parallel - sum(map(rungs.is_active, trials)))
     are_done = len(trials) == plan.planned and not any(map(rungs.is_active, trials))
-    if are_done and get_best(trials) is None:
-        return rungs.promote_furthest(trials)
+    if are_done and metric.get_best(sweep, trials) is None:
+        return rungs.promote_furthest(sweep, trials)
     return trials
 
 
@@ -85,12 +85,6 @@ def read_plan(draft: Draft) -> Plan:
     return Plan(len(trials), dict(enumerate(trials, start=1)))
 
 
-def get_best(trials: Sequence[Trial]) -> Trial | None:
-    """The trial with the lowest metric, of equal ones the first; None if no trial has the metric."""
-    measured = [trial for trial in trials if trial.metric is not None]
-    return min(measured, key=lambda trial: (trial.metric, trial.n), default=None)
-
-
 def describe_best(draft: Draft, best: Trial) -> str:
     """The best trial, its metric and its values, as part of a sentence."""
     name = objects.trial_name(draft.ftj.name, best.n)
@@ -100,6 +94,7 @@ def describe_best(draft: Draft, best: Trial) -> str:
 
 def _read_trials(draft: Draft, plan: Plan) -> list[Trial]:
     """The trials that exist or have ended, by number. An end is final, even if somebody has deleted the trial since."""
+    sweep = get_sweep(draft)
     recorded = {trial.n: trial for trial in (draft.status.sweep or SweepStatus()).trials}
     trials: list[Trial] = []
     for number, trial_values in plan.values.items():
@@ -107,6 +102,9 @@ def _read_trials(draft: Draft, plan: Plan) -> list[Trial]:
         child = draft.observed.children.get(objects.trial_name(draft.ftj.name, number))
         if before and (before.phase in FINISHED_PHASES or (child is None and rungs.is_waiting(before))):
             trials.append(_read_rungs(draft, before, child))
+        elif child and metric.is_undecided(sweep, before, child) and number not in draft.observed.evaluations:
+            # Its end is recorded with its value.
+            trials.append(before or _plan_trial(number, trial_values))
         elif child:
             trial = _keep_rungs(_read_trial(draft, number, trial_values, child), before)
             trials.append(_read_rungs(draft, trial, child))
@@ -116,10 +114,12 @@ def _read_trials(draft: Draft, plan: Plan) -> list[Trial]:
 def _read_trial(draft: Draft, number: int, trial_values: values.Values, child: Json) -> Trial:
     # NB: the step changes with each progress of a trial, and each change would write the status of the sweep.
     has_ended = trial_state.is_finished(child)
+    values_by_step = draft.observed.evaluations.get(number, {})
+    value = metric.read_value(draft.spec, get_sweep(draft), child, values_by_step)
     return Trial(
         n=number,
         parameters=_format_parameters(trial_values),
-        metric=None if _has_other_rows(draft, child) else trial_state.read_metric(child),
+        metric=None if _has_other_rows(draft, child) else value,
         step=trial_state.read_step(child) if has_ended else None,
         phase=trial_state.read_phase(child),
     )
@@ -137,9 +137,9 @@ def _read_rungs(draft: Draft, trial: Trial, child: Json | None) -> Trial:
     sweep = get_sweep(draft)
     if not sweep.rungs:
         return trial
-    losses = draft.observed.rung_losses.get(trial.n, {})
+    values_by_step = draft.observed.evaluations.get(trial.n, {})
     is_comparable = child is None or not _has_other_rows(draft, child)
-    return rungs.record_rungs(sweep, trial, losses, is_comparable=is_comparable)
+    return rungs.record_rungs(sweep, trial, values_by_step, is_comparable=is_comparable)
 
 
 def _has_other_rows(draft: Draft, child: Json) -> bool:
@@ -227,13 +227,15 @@ def _record(draft: Draft, plan: Plan, trials: list[Trial]) -> None:
     # The values of a trial stay, even if somebody has deleted it.
     recorded = [trial for trial in (draft.status.sweep or SweepStatus()).trials if trial.n not in numbers]
     trials = sorted([*trials, *recorded], key=lambda trial: trial.n)
-    best = get_best(trials)
+    best = metric.get_best(get_sweep(draft), trials)
     ended = sum(not rungs.is_active(trial) for trial in trials)
     draft.update(sweep=SweepStatus(best=best.n if best else None, planned=plan.planned, trials=trials))
     summary = f"{ended}/{plan.planned}" + (f", best {_format_metric(best)}" if best else "")
     draft.update(
         progress=Progress(
-            percent=100 * ended // plan.planned, summary=summary, eval_loss=best.metric if best else None
+            percent=100 * ended // plan.planned,
+            summary=summary,
+            eval_loss=best.metric if best and get_sweep(draft).metric == metric.EVAL_LOSS else None,
         )
     )
     _record_data(draft)
@@ -286,25 +288,24 @@ def _report(draft: Draft, plan: Plan, trials: Sequence[Trial]) -> None:
     message = f"{len(trials) - len(running) - waiting} of {plan.planned} trials have ended"
     message += f", {waiting} {'wait' if waiting > 1 else 'waits'} at a rung" if waiting else ""
     message += f"; {names or 'none'} {'run' if len(running) > 1 else 'runs'}"
-    best = get_best(trials)
+    best = metric.get_best(get_sweep(draft), trials)
     if best:
         message += f"; {describe_best(draft, best)}"
     message += _describe_other_rows(draft)
     draft.set(ConditionType.TRAINED, False, reason, message)
-    if rungs.list_due_rungs(get_sweep(draft), draft.status.sweep, draft.observed.children, draft.ftj.name):
-        # The trial may have reported its step a moment before its loss.
+    if rungs.list_due_reads(get_sweep(draft), draft.status.sweep, draft.observed.children, draft.ftj.name):
+        # MLflow may be away, and a trial may have reported its step a moment before its evaluation.
         draft.requeue_after(draft.settings.poll_seconds)
     follow.report_obstacle(draft)
 
 
 def _finish(draft: Draft, trials: Sequence[Trial]) -> Outcome:
     """Record the end of the trials. Without a metric, the job fails."""
-    best = get_best(trials)
+    best = metric.get_best(get_sweep(draft), trials)
     if best is None:
-        metric = get_sweep(draft).metric
         draft.fail(
             ConditionReason.TRIALS_FAILED,
-            f"no trial has a value of {metric}: correct the cause of the failed trials, or let data have a validation split, and create a "
+            f"no trial has a value of {get_sweep(draft).metric}: correct the cause of the failed trials, or let data have a validation split, and create a "
             "FineTuneJob with another name",
         )
         return Stop

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from finetune_crds.sweep import Rung, Sweep, SweepStatus, Trial
-from finetune_operator.finetunejob.sweep.rungs import DueRung, list_due_rungs
+from finetune_operator.finetunejob.sweep.rungs import DueRead, list_due_reads
 
 Json = dict[str, Any]
 SWEEP = Sweep.model_validate(
@@ -37,12 +37,12 @@ DUE: dict[str, tuple[int, int, str, int, int | None]] = {
 def test_which_rung_is_due(rungs: int, promotions: int, phase: Any, step: int, due: int | None) -> None:
     trial = Trial(n=2, parameters={}, phase=phase, rungs=REACHED[:rungs], promotions=promotions)
     child: Json = {"status": {"progress": {"step": step}, "mlflow": {"runId": "r"}}}
-    due_rungs = list_due_rungs(SWEEP, SweepStatus(trials=[trial]), {"tune-2": child}, "tune")
-    assert due_rungs == ([DueRung(2, "r", due)] if due else [])
+    due_reads = list_due_reads(SWEEP, SweepStatus(trials=[trial]), {"tune-2": child}, "tune")
+    assert due_reads == ([DueRead(2, "r", due)] if due else [])
 
 
 def test_a_trial_without_a_run_or_a_child_has_no_losses() -> None:
     recorded = SweepStatus(trials=[Trial(n=1, parameters={}), Trial(n=2, parameters={})])
     child: Json = {"status": {"progress": {"step": 10}}}
-    assert list_due_rungs(SWEEP, recorded, {"tune-1": child}, "tune") == []
-    assert list_due_rungs(SWEEP, None, {}, "tune") == []
+    assert list_due_reads(SWEEP, recorded, {"tune-1": child}, "tune") == []
+    assert list_due_reads(SWEEP, None, {}, "tune") == []

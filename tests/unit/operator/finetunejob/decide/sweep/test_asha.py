@@ -108,7 +108,7 @@ class Played:
         raise AssertionError("the passes do not settle")
 
     def decide_once(self) -> Decision:
-        return conclude(self.job, Observed(children=self.children, rung_losses=self.losses))
+        return conclude(self.job, Observed(children=self.children, evaluations=self.losses))
 
     def reach(self, number: int, rung: int) -> None:
         """Let a trial reach a rung or its end."""
@@ -140,9 +140,9 @@ class Played:
             del self.children[deletion.name]
 
 
-def play(curves: Curves, parallel: int) -> Played:
+def play(curves: Curves, parallel: int, **fields: Any) -> Played:
     """A sweep over these curves that has not started."""
-    sweep = ASHA | {"trials": len(curves.losses), "parallel": parallel}
+    sweep = ASHA | {"trials": len(curves.losses), "parallel": parallel, **fields}
     return Played(curves, sweep_job(sweep=sweep, training={"evalEverySteps": 10, "maxSteps": END}))
 
 
@@ -183,13 +183,13 @@ def test_the_choice_is_that_of_the_reference(
 THREE = {1: [0.9, 0.9, 0.9, 0.9], 2: [0.5, 0.6, 0.7, 0.8], 3: [0.7, 0.1, 0.1, 0.1]}
 
 
-def start(losses: dict[int, list[float]]) -> Played:
+def start(losses: dict[int, list[float]], **fields: Any) -> Played:
     """A sweep of trials with these losses at the rungs and at the end; all of them have started."""
     curves = Curves(
         {n: dict(zip([*RUNGS, END], row, strict=True)) for n, row in losses.items()},
         dict.fromkeys(losses, 1.0),
     )
-    played = play(curves, parallel=len(losses))
+    played = play(curves, parallel=len(losses), **fields)
     assert played.decide() == [(n, 0) for n in losses]
     return played
 
@@ -241,6 +241,13 @@ def test_with_few_trials_one_goes_on_to_the_end_and_the_others_are_deleted() -> 
         (2, "Succeeded"),
         (3, "Suspended"),
     ]
+
+
+def test_the_highest_accuracy_goes_on() -> None:
+    played = start(THREE, metric="eval_reward_accuracy")
+    for number in (1, 2, 3):
+        played.reach(number, 0)
+    assert played.decide() == [(1, 1)]
 
 
 def test_a_failed_trial_does_not_go_on() -> None:

@@ -9,8 +9,10 @@ import pytest
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.status import DataStatus
 from finetune_crds.sweep import Trial
-from fixtures.operator_in_memory.decisions import applied, condition, failure_of, said
+from finetune_operator.finetunejob.model import Observed
+from fixtures.operator_in_memory.decisions import applied, conclude, condition, failure_of, said
 from unit.operator.finetunejob.decide.sweep.children import (
+    SWEEP,
     condition_of,
     decide_sweep,
     record,
@@ -129,6 +131,25 @@ def test_trials_without_the_metric_fail_the_job() -> None:
         "no trial has a value of eval_loss: correct the cause of the failed trials, or let data have a validation split, and create a "
         "FineTuneJob with another name",
     )
+
+
+def test_a_trial_ends_with_its_accuracy() -> None:
+    job = sweep_job(sweep=SWEEP | {"metric": "eval_reward_accuracy"}, objective={"type": "DPO"})
+    children = {f"tune-{number}": trial(number, "Succeeded", 0.5, parent=job) for number in (1, 2, 3, 4)}
+    before = conclude(job, Observed(children=children))
+    # MLflow has not answered yet.
+    assert before.status.sweep
+    assert [item.phase for item in before.status.sweep.trials] == ["Pending"] * 4
+    accuracies: dict[int, dict[int, float]] = {1: {10: 0.6}, 2: {10: 0.9}, 3: {10: 0.7}, 4: {}}
+    decision = conclude(job, Observed(children=children, evaluations=accuracies))
+    assert said(decision, ConditionType.TRAINED) == (
+        "True",
+        "Trained",
+        "4 trials have ended; tune-2 is the best, with eval_reward_accuracy 0.9 (training.learningRate 0.0002)",
+    )
+    progress = decision.status.progress
+    assert progress is not None
+    assert (progress.summary, progress.eval_loss) == ("4/4, best 0.9", None)
 
 
 # Phases of the trials that run, and the phase of the job.

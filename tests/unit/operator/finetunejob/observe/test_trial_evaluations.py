@@ -9,7 +9,7 @@ from typing import Any
 from finetune_crds.sweep import SweepStatus, Trial
 from finetune_operator.finetunejob.model import FineTuneJob
 from finetune_operator.finetunejob.observe.run_poller import RunPoller
-from finetune_operator.finetunejob.observe.rung_losses import RungLossReader
+from finetune_operator.finetunejob.observe.trial_evaluations import TrialEvaluationReader
 from finetune_operator.settings import Settings
 from fixtures.fake_kube import StandIn
 from fixtures.operator_in_memory.decisions import ACCEPTED, ftj, status
@@ -57,9 +57,9 @@ def children(*numbers: int, step: int = 10) -> dict[str, Json]:
     }
 
 
-def reader(clock: list[float]) -> RungLossReader:
+def reader(clock: list[float]) -> TrialEvaluationReader:
     settings, pace = Settings(), wait_for_answers(lambda: clock[0])
-    return RungLossReader(RunPoller(StandIn(), settings, pace), settings, pace)
+    return TrialEvaluationReader(RunPoller(StandIn(), settings, pace), settings, pace)
 
 
 async def test_the_losses_of_a_trial_at_its_rung() -> None:
