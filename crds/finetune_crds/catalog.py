@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from finetune_crds.base import ApiModel, Rule, Uri, rules
+from finetune_crds.base import ApiModel, Name, Rule, Uri, rules
 from finetune_crds.env import LocalReference
 
 CatalogType = Literal["UnityCatalog", "Databricks", "Hive"]
@@ -21,6 +21,9 @@ METASTORES = "thrift://[^/@, ]+:[0-9]+(,thrift://[^/@, ]+:[0-9]+)*"
 # CEL method calls on the name of a table.
 _HAS_TWO_LEVELS = "matches('^[^. ]+[.][^. ]+$')"
 _HAS_THREE_LEVELS = "matches('^[^. ]+[.][^. ]+[.][^. ]+$')"
+
+TableName = Annotated[Name, Field(pattern=r"^[^.@` ]+([.][^.@` ]+){1,2}$")]
+"""The name of a table that a preparation saves: catalog.schema.table, or database.table in a Hive metastore."""
 
 
 def _address(pattern: str, sentence: str) -> Any:
@@ -118,8 +121,8 @@ _NO_CATALOG_OR = "!has(self.prepare) || !has(self.prepare.catalog) || !has(self.
 DATA_RULES = (
     Rule(
         f"{_NO_CATALOG_OR}has(self.source.table) || (has(self.source.sources) && self.source.sources.exists(part, has(part.table))) "
-        "|| (has(self.source.feedback) && has(self.source.feedback.table)) || (has(self.prepare.decontaminate) && self.prepare.decontaminate.sources.exists(part, has(part.table)))",
-        "prepare.catalog applies only to sources with table: set table in a source, or remove prepare.catalog",
+        "|| (has(self.source.feedback) && has(self.source.feedback.table)) || has(self.prepare.splitTables) || (has(self.prepare.decontaminate) && self.prepare.decontaminate.sources.exists(part, has(part.table)))",
+        "prepare.catalog applies only to sources with table, and to splitTables: set table in a source, or remove prepare.catalog",
         ".prepare.catalog",
     ),
     Rule(
@@ -136,6 +139,13 @@ PREPARE_RULES = (
         "!has(self.catalog) || self.spark.mode != 'Databricks'",
         "catalog must not be set when spark.mode is Databricks",
         ".catalog",
+    ),
+    Rule(
+        "!has(self.splitTables) || self.spark.mode == 'Databricks' || !has(self.catalog) || (self.catalog.type == 'Hive' "
+        f"&& self.splitTables.train.{_HAS_TWO_LEVELS} && (!has(self.splitTables.validation) || "
+        f"self.splitTables.validation.{_HAS_TWO_LEVELS}) && (!has(self.splitTables.test) || self.splitTables.test.{_HAS_TWO_LEVELS}))",
+        "splitTables requires spark.mode Databricks, or catalog.type Hive and names like database.table",
+        ".splitTables",
     ),
 )
 """Rules of Prepare."""

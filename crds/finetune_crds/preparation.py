@@ -18,8 +18,8 @@ _DIGEST_LENGTH = 12
 _DETECTION_OBJECTIVES = {
     name: OBJECTIVES_OF_COLUMNS[columns][0] for name, columns in COLUMNS_OF_OBJECTIVE.items()
 }
-# Fields of Prepare that do not change the rows: the output, the compute, and the report. All other fields are in the digest.
-_IGNORED_FIELDS = {"output", "reuse", "report_samples", "spark"}
+# Fields of Prepare that do not change the rows: the outputs, the compute, and the report. All other fields are in the digest.
+_IGNORED_FIELDS = {"output", "split_tables", "reuse", "report_samples", "spark"}
 # Fields that select the version of a source. The digest leaves them out; `status.data.digest` covers the versions that were read.
 _VERSION_FIELDS = {"version", "version_time", "revision"}
 # The Secret with the token of a Unity Catalog server is not in the digest. The Secret of a workspace is: it selects the

@@ -24,7 +24,7 @@ from finetune_crds.base import (
     rules,
 )
 from finetune_crds.catalog import PREPARE_RULES as CATALOG_RULES
-from finetune_crds.catalog import Catalog
+from finetune_crds.catalog import Catalog, TableName
 from finetune_crds.chat import Conversation
 from finetune_crds.pods import build_moved_fields
 from finetune_crds.spark import Spark
@@ -100,6 +100,33 @@ class SplitRatios(ApiModel):
     stratify_by: Name | None = None
     """Column to balance: each of its values, such as a language, has the same share in every split. Examples with the same
     key still stay in one split."""
+
+
+class SplitTables(ApiModel):
+    """Delta tables, one for each split."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            (
+                "(!has(self.validation) || self.validation != self.train) && (!has(self.test) || (self.test != self.train && "
+                "(!has(self.validation) || self.test != self.validation)))",
+                "train, validation and test must be different tables",
+            ),
+        )
+    )
+
+    train: TableName
+    """Table of the training split."""
+    validation: TableName | None = None
+    """Table of the validation split. Default: it is not saved."""
+    test: TableName | None = None
+    """Table of the test split. Default: it is not saved."""
+
+    @property
+    def by_split(self) -> dict[str, str]:
+        """The tables by their splits."""
+        names = {"train": self.train, "validation": self.validation, "test": self.test}
+        return {split: name for split, name in names.items() if name}
 
 
 def _build_databricks_rule(condition: str, message: str, field: str) -> Rule:
@@ -178,9 +205,12 @@ class Prepare(ApiModel):
     """Delta table to write: s3://bucket/folder, gs://bucket/folder, abfss://container@account.dfs.core.windows.net/folder,
     or an absolute path on a volume. Each preparation writes a new version. Default: a folder in defaults.storage of the
     chart, shared by the jobs of the namespace with the same preparation."""
+    split_tables: SplitTables | None = None
+    """Also save the splits as tables with these names, for other readers: training reads output. Each preparation replaces
+    their rows. Requires spark.mode Databricks, or a catalog of type Hive."""
     catalog: Catalog | None = None
-    """Catalog of the tables that sources name with `table`. Default: defaults.catalog of the chart; when spark.mode is
-    Databricks, the catalog of the workspace."""
+    """Catalog of tables that are named. Default: defaults.catalog of the chart; when spark.mode is Databricks, the catalog of
+    the workspace."""
     reuse: Reuse = "IfSame"
     """Whether to use a table that another job of the namespace prepared. IfSame: yes, if its preparation and its sources are
     the same; this job waits while the other job still prepares it. Never: this job prepares its own table, by default in its

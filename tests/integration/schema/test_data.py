@@ -52,6 +52,12 @@ def on_executors(path: str, output: str, **fields: Any) -> Json:
 
 NAMED: Json = {"type": "Delta", "table": "support.chats"}
 HIVE: Json = {"type": "Hive", "hive": {"uri": "thrift://metastore:9083"}}
+UNSAVED = "splitTables requires spark.mode Databricks, or catalog.type Hive and names like database.table"
+
+
+def saved(train: str, **tables: str) -> Json:
+    """Fields of prepare."""
+    return {"splitTables": {"train": train, **tables}}
 
 
 REFUSED: dict[str, tuple[Json, str]] = {
@@ -67,8 +73,28 @@ REFUSED: dict[str, tuple[Json, str]] = {
     ),
     "a catalog, and no table": (
         job(data=prepared(catalog=UNITY)),
-        "prepare.catalog applies only to sources with table: set table in a source, or remove prepare.catalog",
+        "prepare.catalog applies only to sources with table, and to splitTables: set table in a source, or remove prepare.catalog",
     ),
+    **{
+        f"split tables: {case}": (job(data=prepared(**fields)), sentence)
+        for case, fields, sentence in (
+            ("Unity Catalog", {"catalog": UNITY} | saved("a.b.c"), UNSAVED),
+            ("three names in Hive", {"catalog": HIVE} | saved("a.b.c"), UNSAVED),
+            ("three names of the last one", {"catalog": HIVE} | saved("a.b", test="a.b.c"), UNSAVED),
+            (
+                "one table for two",
+                saved("a.b", test="a.b"),
+                "train, validation and test must be different tables",
+            ),
+            (
+                "one table for the last two",
+                saved("a.b", validation="a.c", test="a.c"),
+                "train, validation and test must be different tables",
+            ),
+            ("no name of a table", saved("chats"), "in body should match"),
+            ("a version", saved("a.b@v3"), "in body should match"),
+        )
+    },
     **{
         f"the table {table} in {catalog['type']}": (
             job(data=prepared(catalog=catalog) | {"source": {"type": "Delta", "table": table}}),
@@ -375,6 +401,10 @@ ACCEPTED: dict[str, Json] = {
     "preferences that are found in the data": job(
         data=without_columns(promptTemplate="Q: {prompt}"), objective=DPO
     ),
+    "split tables in the catalog of the chart": job(
+        data=prepared(**saved("a.b", validation="a.c", test="a.d"))
+    ),
+    "split tables in Hive": job(data=prepared(catalog=HIVE, **saved("a.b", test="a.d"))),
     "executors on S3": job(data=on_executors("s3://corpus/a", "s3://splits/a")),
     "executors on a volume": job(data=on_executors("/data/corpus", "/data/splits")),
 }

@@ -194,6 +194,9 @@ ACCEPTED: dict[str, Json] = {
         tracking={"uri": "databricks"},
     ),
     "a base in a volume, and a Databricks run": databricks_run(base="/Volumes/main/llm/work/base"),
+    "split tables of a Databricks run": databricks_run(
+        splitTables={"train": "main.support.chat_train", "validation": "main.support.chat_validation"}
+    ),
 }
 
 

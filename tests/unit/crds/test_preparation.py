@@ -36,6 +36,7 @@ def evaluation(**fields: Any) -> Json:
 # Parts of a job with which its preparation stays the same, and with which it is another one.
 SAME: dict[str, Json] = {
     "another table": {"prepare": {"output": "/elsewhere"}},
+    "tables for the splits": {"prepare": {"splitTables": {"train": "main.support.chat_train"}}},
     "a table of its own": {"prepare": {"reuse": "Never"}},
     "more samples in the report": {"prepare": {"reportSamples": 20}},
     "executors": {"prepare": {"spark": {"mode": "Kubernetes", "executors": 4}}},

@@ -39,6 +39,8 @@ _PREFERENCE_COLUMNS = (
     TokenColumns("chosen_input_ids", "chosen_loss_mask"),
     TokenColumns("rejected_input_ids", "rejected_loss_mask"),
 )
+ALL_TOKEN_COLUMNS = tuple(name for pair in (_DOCUMENT_COLUMNS, *_PREFERENCE_COLUMNS) for name in pair)
+"""The names of all columns that can hold token ids or loss masks."""
 
 
 def token_columns(columns: Columns) -> tuple[TokenColumns, ...]:

@@ -20,7 +20,7 @@ from finetune_trainer.examples.tokenizer import Loaded
 from finetune_trainer.models import download
 from finetune_trainer.models.cache import Cache
 from finetune_trainer.pod.mlflow_run import Tracker
-from finetune_trainer.prep import funnel, identity, output, refused_row, spark_errors
+from finetune_trainer.prep import funnel, identity, output, refused_row, spark_errors, split_tables
 from finetune_trainer.prep.counts import Counts, require_examples
 from finetune_trainer.prep.plan import build_plan
 from finetune_trainer.prep.report import report
@@ -93,6 +93,8 @@ def prepare(
 ) -> PrepResult:
     """Write the table of a recipe, or return a version that this job, or another job from the same data, already wrote.
 
+    The splits of that version are also saved as the tables that the recipe names.
+
     Args:
         tokenizer: the tokenizer of the model.
         progress: shows which step runs.
@@ -103,6 +105,7 @@ def prepare(
         spark_errors.translate_errors(request),
         tempfile.TemporaryDirectory(prefix="finetune-source-") as scratch,
     ):
+        split_tables.check(spark, request.prepare)
         versions = output.list_versions(spark, recipe, request.prepare.output)
         result = output.find_own_result(versions, recipe, request.prepare.output)
         if result is not None:
@@ -121,6 +124,8 @@ def prepare(
                 result = _write_table(
                     corpus, recipe, request, tokenizer, progress, digest=digest, publish=publish
                 )
+        for name in split_tables.save(spark, request.prepare, result):
+            log(f"saved the table {name}")
     log_result(result)
     return result
 

@@ -42,16 +42,38 @@ NO_WORKSPACE = (
     "create a FineTuneJob with another name and a Secret with DATABRICKS_HOST in "
     "spec.data.prepare.catalog.databricks.secretRef"
 )
+RUN: Json = {
+    "output": "s3://b/c",
+    "spark": {"mode": "Databricks", "databricks": {"volume": "/Volumes/a/b/c"}},
+}
+FILES: Json = {"type": "Parquet", "path": "/chats"}
+
+
+def saved(*splits: str, **fields: Any) -> Json:
+    """Fields of prepare."""
+    return {"splitTables": {split: f"support.chat_{split}" for split in splits or ("train",)}} | fields
+
+
 OBSTACLES: dict[str, tuple[FineTuneJobSpec, Settings, list[tuple[ConditionReason, str]]]] = {
     "a path": (spec({"type": "Delta", "path": "/chats"}), Settings(), []),
     "no catalog": (spec(), Settings(), [(ConditionReason.CATALOG_NOT_CONFIGURED, NO_CATALOG)]),
+    "split tables without a catalog": (
+        spec(FILES, prepare=saved()),
+        Settings(),
+        [
+            (
+                ConditionReason.CATALOG_NOT_CONFIGURED,
+                NO_CATALOG.replace(FIELD, "spec.data.prepare.splitTables.train support.chat_train"),
+            )
+        ],
+    ),
+    "split tables of a Databricks run": (
+        spec(FILES | {"path": "s3://b/a"}, prepare=saved(**RUN)),
+        Settings(prep_wheels="/wheels", databricks_namespaces=("team",)),
+        [],
+    ),
     "a Databricks run": (
-        spec(
-            prepare={
-                "output": "s3://b/c",
-                "spark": {"mode": "Databricks", "databricks": {"volume": "/Volumes/a/b/c"}},
-            }
-        ),
+        spec(prepare=RUN),
         Settings(prep_wheels="/wheels", databricks_namespaces=("team",)),
         [],
     ),
@@ -106,6 +128,32 @@ MISNAMED: dict[str, tuple[FineTuneJobSpec, list[str]]] = {
             UNITY,
         ),
         ["spec.data.source.feedback.table thumbs must be catalog.schema.table in Unity Catalog" + ITS],
+    ),
+    "split tables in a Hive metastore": (spec(FILES, HIVE, prepare=saved("train", "test")), []),
+    "split tables in Unity Catalog": (
+        spec(FILES, UNITY, prepare=saved()),
+        [
+            "spec.data.prepare.splitTables cannot be saved in Unity Catalog by a preparation in this cluster: create a job with "
+            "data.prepare.spark.mode Databricks, or without data.prepare.splitTables"
+        ],
+    ),
+    "a split table that is the source, and two that differ in case": (
+        spec(
+            {"type": "Delta", "table": "support.chats"},
+            HIVE,
+            prepare={
+                "splitTables": {"train": "Support.Chats", "validation": "a.held_out", "test": "a.Held_Out"}
+            },
+        ),
+        [
+            "spec.data.prepare.splitTables.train Support.Chats is the table of data.source.table: create a job that names another table",
+            "spec.data.prepare.splitTables.test a.Held_Out is the table of data.prepare.splitTables.validation: create a job that names "
+            "another table",
+        ],
+    ),
+    "three names in a Hive metastore, of a split": (
+        spec(FILES, HIVE, prepare={"splitTables": {"train": "main.a.b"}}),
+        ["spec.data.prepare.splitTables.train main.a.b must be database.table in a Hive metastore" + ITS],
     ),
 }
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyspark
 import pytest
+from deltalake import DeltaTable
 
 from finetune_crds.catalog import Catalog
 from finetune_crds.spark import Spark
@@ -56,7 +57,9 @@ def metastore(tmp_path: Path) -> Iterator[tuple[Process, str]]:
         yield process, f"thrift://127.0.0.1:{port}"
 
 
-def test_tables_are_read_by_their_names(metastore: tuple[Process, str], jars: Path, tmp_path: Path) -> None:
+def test_tables_are_read_and_saved_by_their_names(
+    metastore: tuple[Process, str], jars: Path, tmp_path: Path
+) -> None:
     process, uri = metastore
     reader = subprocess.Popen(
         [sys.executable, "-m", "unit.trainer.prep.hive_reader", uri, str(tmp_path)],
@@ -74,6 +77,7 @@ def test_tables_are_read_by_their_names(metastore: tuple[Process, str], jars: Pa
         assert reader.stdin
         assert reader.stdout
         tables: dict[str, Any] = json.loads(reader.stdout.readline())
+        saved: dict[str, int] = json.loads(reader.stdout.readline())
         process.stop()
         reader.stdin.write("again\n")
         reader.stdin.close()
@@ -111,6 +115,12 @@ def test_tables_are_read_by_their_names(metastore: tuple[Process, str], jars: Pa
         ],
         "an evaluation set": [1, 8, "evaluation set tasks: support.chats version 1, columns question"],
     }
+    assert sum(saved.values()) == 40
+    # The tables are in the location of the database.
+    assert {
+        f"support.{folder.name}": len(DeltaTable(folder).to_pyarrow_table())
+        for folder in (tmp_path / "support").glob("chat_*")
+    } == saved
     assert after[:2] == [1, "CatalogUnreachable"]
     assert after[2].startswith("the Hive metastore of data.prepare.catalog does not respond: ")
 

@@ -1,0 +1,167 @@
+"""Splits that a preparation saves as tables with names, in the catalog of the session."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from delta.tables import DeltaTable as SparkTable
+from deltalake import DeltaTable
+
+from finetune_trainer.pod.exit_status import DataError
+from finetune_trainer.prep.spark import session
+from unit.trainer.prep.recipes import table_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+    from unit.trainer.prep.recipes import Json, Preparer
+
+SPLITS = ("train", "validation", "test")
+RATIOS = {"train": 0.5, "validation": 0.25, "test": 0.25}
+ROWS = [{"question": f"What is in hall {number}?", "answer": f"Table {number}."} for number in range(40)]
+
+
+@pytest.fixture
+def schema(spark: SparkSession, tmp_path: Path) -> Iterator[str]:
+    """A schema of the session's catalog, with its folder."""
+    (tmp_path / "schema").mkdir()
+    spark.sql(f"CREATE DATABASE support LOCATION '{tmp_path}/schema'")
+    yield "spark_catalog.support"
+    spark.sql("DROP DATABASE support CASCADE")
+
+
+def named(schema: str, *splits: str) -> Json:
+    """Fields of prepare."""
+    tables = {split: f"{schema}.chat_{split}" for split in splits or SPLITS}
+    return {"splitTables": tables, "splitRatios": RATIOS}
+
+
+def rows_of(spark: SparkSession, table: str) -> list[Json]:
+    return sorted((row.asDict() for row in spark.table(table).collect()), key=lambda row: str(row["id"]))
+
+
+def versions(folder: Path) -> dict[str, int]:
+    """The newest version of each table in the schema."""
+    tables = sorted((folder / "schema").iterdir())
+    return {table.name: DeltaTable(table).version() for table in tables}
+
+
+def test_each_split_is_a_table_with_its_name(
+    spark: SparkSession, prepare_and_commit: Preparer, schema: str, tmp_path: Path
+) -> None:
+    result = prepare_and_commit(ROWS, **named(schema))
+    for split in SPLITS:
+        expected = [
+            {name: row[name] for name in ("id", "prompt", "response", "tokens")}
+            for row in table_of(result)
+            if row["split"] == split
+        ]
+        assert expected
+        assert rows_of(spark, f"{schema}.chat_{split}") == expected
+        # A reader without a JVM opens it too.
+        assert len(DeltaTable(tmp_path / "schema" / f"chat_{split}").to_pyarrow_table()) == len(expected)
+
+
+def test_a_preference_has_no_token_ids(
+    spark: SparkSession, prepare_and_commit: Preparer, schema: str
+) -> None:
+    rows = [row | {"worse": "I do not know."} for row in ROWS]
+    columns = {"type": "Preference", "prompt": "question", "chosen": "answer", "rejected": "worse"}
+    prepare_and_commit(rows, columns=columns, **named(schema, "train"))
+    assert spark.table(f"{schema}.chat_train").columns == ["id", "prompt", "chosen", "rejected", "tokens"]
+
+
+def test_a_table_is_written_once_for_a_version_and_anew_for_the_next(
+    spark: SparkSession, prepare_and_commit: Preparer, schema: str, tmp_path: Path
+) -> None:
+    output = str(tmp_path / "out")
+    corpus = {"type": "Parquet", "path": str(tmp_path / "corpus-0")}
+
+    def run(**changes: Any) -> int | None:
+        return prepare_and_commit(
+            ROWS, **named(schema, "train", "test") | {"output": output} | changes
+        ).version
+
+    assert (run(), versions(tmp_path)) == (0, {"chat_test": 0, "chat_train": 0})
+    # The attempt that wrote the output was killed before it saved a split.
+    spark.sql(f"DROP TABLE {schema}.chat_test")
+    assert (run(source=corpus), versions(tmp_path)) == (0, {"chat_test": 0, "chat_train": 0})
+    # Another job reuses the version.
+    again = run(source=corpus, uid="uid-2", name="other")
+    assert (again, versions(tmp_path)) == (0, {"chat_test": 0, "chat_train": 0})
+    # The job prepares other files.
+    assert (run(), versions(tmp_path)) == (1, {"chat_test": 1, "chat_train": 1})
+    # Somebody changed a table, and the next attempt saves the split again.
+    before = rows_of(spark, f"{schema}.chat_train")
+    SparkTable.forName(spark, f"{schema}.chat_train").delete()
+    run(source={"type": "Parquet", "path": str(tmp_path / "corpus-3")})
+    assert versions(tmp_path) == {"chat_test": 1, "chat_train": 3}
+    assert rows_of(spark, f"{schema}.chat_train") == before
+
+
+FIELD = "data.prepare.splitTables.train"
+REFUSED: dict[str, tuple[str, str, tuple[str, str]]] = {
+    "a table of somebody": (
+        "CREATE TABLE support.mine USING delta AS SELECT 1 AS id",
+        "spark_catalog.support.mine",
+        ("OutputTaken", "is a table that no preparation saved: use another name, or drop the table"),
+    ),
+    "a table of another format": (
+        "CREATE TABLE support.mine USING parquet AS SELECT 1 AS id",
+        "support.mine",
+        ("OutputTaken", "is a table that no preparation saved: use another name, or drop the table"),
+    ),
+    "a view": (
+        "CREATE VIEW support.mine AS SELECT 1 AS id",
+        "support.mine",
+        ("OutputTaken", "is a table that no preparation saved: use another name, or drop the table"),
+    ),
+    "no such schema": (
+        "SELECT 1",
+        "spark_catalog.nowhere.chat_train",
+        (
+            "MissingSchema",
+            "is in a schema that does not exist: create the schema, or correct the name",
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize(("statement", "table", "expected"), REFUSED.values(), ids=REFUSED)
+@pytest.mark.usefixtures("schema")
+def test_a_table_that_cannot_be_saved_is_refused_before_the_preparation(
+    spark: SparkSession,
+    prepare_and_commit: Preparer,
+    tmp_path: Path,
+    *,
+    statement: str,
+    table: str,
+    expected: tuple[str, str],
+) -> None:
+    spark.sql(statement)
+    with pytest.raises(DataError) as failed:
+        prepare_and_commit(ROWS, splitTables={"train": table}, output=str(tmp_path / "out"))
+    assert (failed.value.reason, failed.value.message) == (expected[0], f"{FIELD} {table} {expected[1]}")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_schema_on_the_disk_of_another_machine_is_refused(
+    spark: SparkSession, prepare_and_commit: Preparer, schema: str, tmp_path: Path
+) -> None:
+    location = (tmp_path / "schema").rename(tmp_path / "elsewhere").with_name("schema")
+    with pytest.raises(DataError) as failed:
+        prepare_and_commit(ROWS, **named(schema, "train"))
+    assert (failed.value.reason, failed.value.message) == (
+        "MissingSchema",
+        f"{FIELD} {schema}.chat_train is in a schema whose location {location} is not a folder of this pod: mount the volume there, or "
+        "use a schema in an object store",
+    )
+    # A workspace has its own storage.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(session.ENV_RUNTIME, "17.3")
+        prepare_and_commit(ROWS, **named(schema, "train"))
+    assert rows_of(spark, f"{schema}.chat_train")
