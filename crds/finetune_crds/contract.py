@@ -188,7 +188,9 @@ TAG_DEVICE_NAME = (
 TAG_PLAN = "finetune.dev/plan"  # trainer, on the run: MemoryPlan of the newest attempt, as JSON
 TAG_RECIPE = "finetune_recipe"  # trainer: digest of the recipe
 TAG_DATA_PATH = "finetune_data_path"  # trainer: the table with the splits
-TAG_DATA_VERSION = "finetune_data_version"  # trainer: the version of this table
+TAG_DATA_VERSION = (
+    "finetune_data_version"  # trainer: the version of this table; of tables of splits, train=3,test=0
+)
 TAG_DATA_DIGEST = "finetune_data_digest"  # trainer: digest of the rows of this table, see status.data.digest
 TAG_SOURCE = "finetune_source"  # trainer: the source that was prepared; for a mix, the list of its sources
 TAG_SOURCE_VERSION = "finetune_source_version"  # trainer: version or commit of the source, if it has one

@@ -168,6 +168,16 @@ SplitsUri = Annotated[
 """The address of splits."""
 
 
+def parse_table(name: str) -> tuple[str, int | None]:
+    """Return the name of a table without its version, and the version: 3 for main.support.chats@v3; None without one."""
+    table, _, version = name.partition("@v")
+    return table, int(version) if version else None
+
+
+# CEL: the end of a condition that a split is the name of a table.
+_NAMES_TABLE = "matches('^[^.@/ ]+[.][^.@/ ]+[.][^.@/ ]+(@v[0-9]{1,18})?$')"
+
+
 class Splits(ApiModel):
     """Prepared splits, which training reads without a preparation."""
 
@@ -178,21 +188,60 @@ class Splits(ApiModel):
                 ": has(self.train) && !has(self.path) && !has(self.version)",
                 "type Delta requires path and allows version; the other types require train and allow validation and test",
             ),
+            (
+                f"self.type != 'Tables' || ((!has(self.train) || self.train.{_NAMES_TABLE}) && (!has(self.validation) || "
+                f"self.validation.{_NAMES_TABLE}) && (!has(self.test) || self.test.{_NAMES_TABLE}))",
+                "type Tables requires names of tables: catalog.schema.table, or catalog.schema.table@v3 for version 3",
+            ),
         )
     )
 
-    type: Literal["Delta", "Parquet", "JSONLines"]
-    """Format of the splits. Delta: one table with a split column. Parquet, JSONLines: files for each split."""
+    type: Literal["Delta", "Tables", "Parquet", "JSONLines"]
+    """Format of the splits. Delta: one table with a split column. Tables: a Delta table for each split, by its name in the Unity
+    Catalog of a Databricks workspace. Parquet, JSONLines: files for each split."""
     path: SplitsUri | None = None
     """The Delta table. The column `split` contains train, validation or test."""
     version: NonNegative | None = None
     """Version of the Delta table. Default: the newest version when training starts."""
     train: SplitsUri | None = None
-    """Folder or file with the training split."""
+    """Folder or file with the training split, or its table: catalog.schema.table, with @v3 at its end for version 3. Default:
+    the newest version when training starts."""
     validation: SplitsUri | None = None
     """Folder or file with the validation split, for evaluations during training."""
     test: SplitsUri | None = None
     """Folder or file with the test split, for spec.evaluation. Training never reads it."""
+
+    @property
+    def tables(self) -> dict[str, str]:
+        """The names of the tables by split, with @v3 at the end if version 3 is to be read; empty for other types."""
+        names = {"train": self.train, "validation": self.validation, "test": self.test}
+        return {split: name for split, name in names.items() if name} if self.type == "Tables" else {}
+
+    @property
+    def address(self) -> str:
+        """The table with the splits, or the table or the files of the training split."""
+        training_table, _ = parse_table(self.tables.get("train", ""))
+        return self.path or training_table or self.train or ""
+
+    @property
+    def versions(self) -> str:
+        """The versions to read, such as 3, or train=3,test=0 for tables of splits; empty if they are not known, or for files."""
+        if self.version is not None:
+            return str(self.version)
+        versions = {split: parse_table(name)[1] for split, name in self.tables.items()}
+        return ",".join(f"{split}={version}" for split, version in versions.items() if version is not None)
+
+    def pin(self, versions: str) -> Splits:
+        """Return the splits at versions, written as in `versions`. Versions that these splits name, and files, stay as they are."""
+        if self.type == "Delta" and self.version is None and versions.isdecimal():
+            return self.model_copy(update={"version": int(versions)})
+        versions_by_split = dict(item.split("=", 1) for item in versions.split(",") if "=" in item)
+        pinned_tables = {
+            split: f"{name}@v{versions_by_split[split]}"
+            for split, name in self.tables.items()
+            if parse_table(name)[1] is None and versions_by_split.get(split, "").isdecimal()
+        }
+        return self.model_copy(update=pinned_tables)
 
 
 class Data(ApiModel):

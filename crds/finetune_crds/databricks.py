@@ -35,6 +35,15 @@ ON_DATABRICKS = (
 """CEL expression on the spec of a job: whether the job's MLflow run or registered model is at Databricks."""
 
 
+TABLES_RULE = Rule(
+    f"!has(self.data) || !has(self.data.splits) || self.data.splits.type != 'Tables' || {ON_DATABRICKS}",
+    "data.splits.type Tables requires the Databricks login of spec.tracking, which reads the tables: set tracking.uri to databricks, or "
+    "use type Delta with the path of a table",
+    ".data.splits",
+)
+"""A rule of FineTuneJobSpec: the training pods find tables with the login of the workspace."""
+
+
 def build_workspace_folder_rules(field: str) -> tuple[Rule, Rule]:
     """Return the rules of a folder that the training pods access: /Volumes requires the login of a workspace, and DBFS is refused.
 

@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field
 from finetune_crds.base import OPERATOR_DEFAULT, ApiModel, Rule, immutable, join_names, replaced, rules
 from finetune_crds.checkpoint import Checkpoint
 from finetune_crds.data import Data
-from finetune_crds.databricks import IN_WORKSPACE, build_workspace_folder_rules
+from finetune_crds.databricks import IN_WORKSPACE, TABLES_RULE, build_workspace_folder_rules
 from finetune_crds.distributed import Distributed
 from finetune_crds.evaluation import EVALUATION_RULES, Evaluation
 from finetune_crds.objective import COLUMNS_OF_OBJECTIVE, OBJECTIVES_OF_COLUMNS, Objective
@@ -149,6 +149,7 @@ class FineTuneJobSpec(ApiModel):
                 "data.prepare.output must not be in a Databricks workspace: the training pods cannot read it",
                 ".data.prepare.output",
             ),
+            TABLES_RULE,
             *build_workspace_folder_rules("checkpoint.uri"),
             *build_workspace_folder_rules("checkpoint.resumeFrom.uri"),
             (

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 
 from cluster import object_stores
 from finetune_crds.contract import ENV_ATTEMPT
@@ -17,9 +19,11 @@ from finetune_trainer.pod.exit_status import PodFailure, SupersededError
 from finetune_trainer.storage import filesystems
 from finetune_trainer.train.checkpoint.folder import CheckpointFolder
 from finetune_trainer.train.data import read
-from fixtures import fake_databricks
+from fixtures import fake_databricks, fake_s3
+from fixtures.fake_databricks.tables import Tables
 from support import networks
 from support.checkpoints import Run, same
+from support.pods import examples
 from support.trackers import read_events
 from support.training import eval_loss_of
 
@@ -69,6 +73,42 @@ def test_a_job_begins_goes_on_and_ends_in_a_volume_of_unity_catalog(
         for name, value in workspace.secret.items():
             monkeypatch.setenv(name, value)
         begins_goes_on_and_ends(volume, pod, tmp_path / "fetched", capsys)
+
+
+def test_a_job_goes_on_with_the_versions_of_its_tables_of_unity_catalog(
+    pod: Pod, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    splits = ("train", "validation")
+
+    def write(rows: list[dict[str, Any]]) -> None:
+        for split in splits:
+            split_rows = [
+                {name: row[name] for name in ("prompt", "response")} for row in rows if row["split"] == split
+            ]
+            write_deltalake(tmp_path / "lake" / split, pa.Table.from_pylist(split_rows), mode="overwrite")
+
+    write(examples())
+    with fake_s3.running(fake_s3.Store(tmp_path)) as store:
+        tables = Tables(store=store)
+        for split in splits:
+            tables.add(f"main.support.{split}", f"s3://lake/{split}")
+        with fake_databricks.running(fake_databricks.Workspace(tables=tables)) as workspace:
+            environment = workspace.secret | {"AWS_ENDPOINT_URL": store.uri, "AWS_REGION": "us-east-1"}
+            for name, value in environment.items():
+                monkeypatch.setenv(name, value)
+            first = pod.but(
+                {
+                    "data.splits": {"type": "Tables"} | {split: f"main.support.{split}" for split in splits},
+                    "checkpoint": {"uri": str(tmp_path / "checkpoints"), "everySteps": 2},
+                    "training.maxSteps": 2,
+                }
+            )
+            ended(first, capsys)
+            # Each split has other rows now.
+            write([{**row, "response": "No."} for row in examples()])
+            second = ended(first.but({"training.maxSteps": 4}), capsys)
+    assert "resuming from the checkpoint of step 2" in second.output
+    assert "train: using the tokens of an earlier attempt" in second.output
 
 
 def begins_goes_on_and_ends(place: str, pod: Pod, to: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -254,7 +294,7 @@ def test_what_a_store_refuses_is_one_sentence(
     if store.wrong:
         # The store's own words are after the name.
         files, table = (Splits(type="Parquet", train=place), Splits(type="Delta", path=place))
-        refusals = [refusal(lambda: read.read_schema(files)), refusal(lambda: read.read_delta_version(table))]
+        refusals = [refusal(lambda: read.read_schema(files)), refusal(lambda: read.pin_versions(table))]
         assert [(reason, message.split(" cannot be read: ")[0]) for reason, message in refusals] == [
             ("DataUnreadable", place),
             ("DataUnreadable", f"the Delta table {place}"),

@@ -52,6 +52,19 @@ def on_executors(path: str, output: str, **fields: Any) -> Json:
 
 NAMED: Json = {"type": "Delta", "table": "support.chats"}
 HIVE: Json = {"type": "Hive", "hive": {"uri": "thrift://metastore:9083"}}
+WORKSPACE: Json = {"uri": "databricks", "experiment": "/Shared/a"}
+NAMES = "type Tables requires names of tables: catalog.schema.table, or catalog.schema.table@v3 for version 3"
+
+
+def in_tables(**names: Any) -> Json:
+    """spec.data with tables of splits; None removes one."""
+    splits = {"type": "Tables", "train": "main.support.chat_train", **names}
+    return {
+        "columns": {"type": "Text"},
+        "splits": {name: value for name, value in splits.items() if value is not None},
+    }
+
+
 UNSAVED = "splitTables requires spark.mode Databricks, or catalog.type Hive and names like database.table"
 
 
@@ -151,6 +164,27 @@ REFUSED: dict[str, tuple[Json, str]] = {
             "train": {"type": "Parquet", "train": "dbfs:/splits"},
             "test": {"type": "Parquet", "train": "/x", "test": "/dbfs/splits"},
         }.items()
+    },
+    **{
+        f"splits in tables: {case}": (job(data=in_tables(**names), tracking=tracking), sentence)
+        for case, names, tracking, sentence in (
+            (
+                "no table of training",
+                {"train": None, "test": "a.b.c"},
+                WORKSPACE,
+                "the other types require train",
+            ),
+            ("one version for all", {"version": 3}, WORKSPACE, "type Delta requires path and allows version"),
+            ("two names", {"train": "b.c"}, WORKSPACE, NAMES),
+            ("a folder", {"validation": "s3://b/validation"}, WORKSPACE, NAMES),
+            ("no number of a version", {"test": "a.b.c@latest"}, WORKSPACE, NAMES),
+            (
+                "no workspace",
+                {},
+                {},
+                "data.splits.type Tables requires the Databricks login of spec.tracking, which reads the tables",
+            ),
+        )
     },
     "source and splits": (
         job(data={**prepared(), "splits": {"type": "Delta", "path": "/x"}}),

@@ -194,6 +194,17 @@ ACCEPTED: dict[str, Json] = {
         tracking={"uri": "databricks"},
     ),
     "a base in a volume, and a Databricks run": databricks_run(base="/Volumes/main/llm/work/base"),
+    "splits in tables": registered(
+        data={
+            "columns": {"type": "Text"},
+            "splits": {
+                "type": "Tables",
+                "train": "main.support.chat_train",
+                "validation": "main.support.chat_validation@v3",
+            },
+        },
+        tracking={"uri": "databricks"},
+    ),
     "split tables of a Databricks run": databricks_run(
         splitTables={"train": "main.support.chat_train", "validation": "main.support.chat_validation"}
     ),

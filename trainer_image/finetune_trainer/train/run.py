@@ -179,6 +179,7 @@ class Run:
             self.world,
             scratch.path() / "tokens",
             version=resumed.data_version if resumed is not None else None,
+            table_versions=resumed.table_versions if resumed is not None else "",
             on_counts=lambda counts: self.tracker.metrics(0, counts),
             confirm=checkpointer.claim.confirm if checkpointer is not None else lambda: None,
         )
@@ -188,7 +189,10 @@ class Run:
     ) -> Progress:
         """Return the progress that the attempt starts with, on the data that it reads."""
         progress = replace(
-            resumed or Progress(), data_version=data.splits.version, day=str(self.recipe.job.created)
+            resumed or Progress(),
+            data_version=data.splits.version,
+            table_versions=data.splits.versions if data.splits.tables else "",
+            day=str(self.recipe.job.created),
         )
         if checkpointer is None:
             return progress

@@ -58,15 +58,13 @@ def build_recipe(draft: Draft, version: RegisteredVersion) -> Json:
 
 
 def _build_job_recipe(draft: Draft, version: RegisteredVersion) -> JobRecipe:
-    """The recipe of the training, with a Delta table pinned to the version that the training read, and what only an evaluation has."""
+    """The recipe of the training, with Delta tables pinned to the versions that the training read, and what only an evaluation has."""
     recipe, evaluation = gang.build_prepared_recipe(draft), evaluation_of(draft)
     data = recipe.data
     splits = data.splits if data else None
-    # The training recorded the version of the table as a tag of the model's version. The table may have newer versions.
-    table_version = version.tags.get(contract.TAG_DATA_VERSION, "")
-    is_unpinned_table = splits is not None and splits.type == "Delta" and splits.version is None
-    if data and splits and is_unpinned_table and table_version.isdecimal():
-        pinned_splits = splits.model_copy(update={"version": int(table_version)})
+    # The training recorded the versions of the tables as a tag of the model's version. The tables may have newer versions.
+    if data and splits:
+        pinned_splits = splits.pin(version.tags.get(contract.TAG_DATA_VERSION, ""))
         recipe = recipe.model_copy(update={"data": data.model_copy(update={"splits": pinned_splits})})
     update: dict[str, object] = {"metrics_step": step_after_training(draft)}
     if evaluation.command:

@@ -265,6 +265,23 @@ def test_splits_without_a_version_are_those_of_the_run_unless_they_are_elsewhere
         assert first.next_job(first.steps, data=data).resume().data_version == version
 
 
+def test_tables_of_splits_are_read_at_the_versions_of_the_run_unless_they_are_others(
+    tmp_path: Path, world: World
+) -> None:
+    def data(**names: str) -> Json:
+        splits = {"type": "Tables", "train": "a.b.train", "test": "a.b.test", **names}
+        return {"columns": {"type": "Text", "text": "text"}, "splits": splits}
+
+    run = Run(tmp_path, world, {"keep": 2}, parts={"data": data()})
+    run.progress = replace(run.progress, table_versions="train=3,test=0")
+    run.train_and_save(1)
+    assert run.resume().table_versions == "train=3,test=0"
+    for names, versions in (({}, "train=3,test=0"), ({"test": "a.b.other"}, "")):
+        assert run.next_job(run.steps, data=data(**names)).resume().table_versions == versions
+    files = {"columns": {"type": "Text", "text": "text"}, "splits": {"type": "Parquet", "train": "/corpus"}}
+    assert run.next_job(run.steps, data=files).resume().table_versions == ""
+
+
 def test_evaluations_on_other_data_are_not_compared(first: Run) -> None:
     second = first.next_job(first.steps)
     progress = begun(second, eval_data="v2")

@@ -59,7 +59,7 @@ def test_a_delta_table_gives_its_splits(
         "validation": 8,
         "test": 0,
     }
-    assert read.read_delta_version(splits) == 0
+    assert read.pin_versions(splits).version == 0
     # Nothing is left of what was written on the way, nor of the split that does not exist.
     assert sorted(path.name for path in tmp_path.iterdir()) == ["train", "validation"]
 

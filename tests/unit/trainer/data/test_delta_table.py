@@ -38,7 +38,7 @@ def test_a_store_that_refuses_is_not_a_missing_version(monkeypatch: pytest.Monke
         for name, value in (("AWS_ACCESS_KEY_ID", "a"), ("AWS_SECRET_ACCESS_KEY", "b"), ("AWS_REGION", "c")):
             monkeypatch.setenv(name, value)
         with pytest.raises(TrainingError) as raised:
-            delta_table.open_table(Splits(type="Delta", path="s3://bucket/table", version=3))
+            delta_table.open_table(Splits(type="Delta", path="s3://bucket/table", version=3), "train")
     assert raised.value.reason == "DataUnreadable"
     assert raised.value.message.startswith("the Delta table s3://bucket/table cannot be read: ")
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from finetune_crds.data import Splits
 from finetune_crds.recipe import Recipe
 from finetune_trainer.train.data.dataset import Split
 from finetune_trainer.train.delivery.lineage import (
@@ -205,6 +206,31 @@ def test_the_version_that_the_training_started_from(
     assert recipe.data.splits
     tags = build_source_tags(recipe, recipe.data.splits, None, resumed_from)
     assert tags.get("finetune_base_version") == expected
+
+
+SPLITS: dict[str, tuple[Json, dict[str, str]]] = {
+    "a table": (
+        {"type": "Delta", "path": "/data/splits", "version": 3},
+        {"finetune_data_path": "/data/splits", "finetune_data_version": "3"},
+    ),
+    "a table for each split": (
+        {"type": "Tables", "train": "a.b.train@v7", "test": "a.b.test@v0"},
+        {"finetune_data_path": "a.b.train", "finetune_data_version": "train=7,test=0"},
+    ),
+    "files": (
+        {"type": "Parquet", "train": "abfss://c@v.example.com/a"},
+        {"finetune_data_path": "abfss://c@v.example.com/a"},
+    ),
+}
+
+
+@pytest.mark.parametrize(("splits", "expected"), SPLITS.values(), ids=SPLITS)
+def test_the_splits_and_their_versions_are_on_run_and_version(
+    pod: Pod, splits: Json, expected: dict[str, str]
+) -> None:
+    recipe = Recipe.model_validate(pod.recipe)
+    tags = build_source_tags(recipe, Splits.model_validate(splits), None)
+    assert {name: value for name, value in tags.items() if name.startswith("finetune_data")} == expected
 
 
 def test_the_sources_of_a_large_mix_fit_into_a_tag(pod: Pod) -> None:

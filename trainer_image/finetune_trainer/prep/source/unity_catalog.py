@@ -7,10 +7,9 @@ with the files that they read.
 from __future__ import annotations
 
 import hashlib
-import logging
 import os
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
 import requests
@@ -30,13 +29,13 @@ from databricks.sdk.service.catalog import (
     GenerateTemporaryTableCredentialResponse,
     TableInfo,
     TableOperation,
-    TableType,
 )
 
 from finetune_crds.catalog import DATABRICKS_PREFIX, TOKEN_KEY
 from finetune_crds.databricks import SECRET_KEYS
 from finetune_trainer.pod.exit_status import DataError, TrainingError, first_line
 from finetune_trainer.prep.source.location import OWN_SCHEME, Place
+from finetune_trainer.storage import unity_tables
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -45,22 +44,12 @@ if TYPE_CHECKING:
 
 # The path on the open-source server, which has only this version of the API; the SDK would request the credentials under /api/2.0.
 _CREDENTIALS_PATH = "/api/2.1/unity-catalog/temporary-table-credentials"
-_HTTP_TIMEOUT_SECONDS = 20.0
-_RETRY_TIMEOUT_SECONDS = 60
+_PRODUCT = "finetune-prep"
 # The types of sources, by the names of formats in Unity Catalog.
 _FORMATS = {"DELTA": "Delta", "PARQUET": "Parquet"}
-# Types of tables that have files; None: the server reports no type.
-_TABLE_TYPES = (None, TableType.MANAGED, TableType.EXTERNAL)
-# Features of Delta tables whose newest version only the catalog has.
-_CATALOG_MANAGED_FEATURES = ("delta.feature.catalogManaged", "delta.feature.catalogOwned-preview")
 _DATABRICKS_ADVICE = "use data.prepare.spark.mode Databricks"
 # A message of a server may be long.
 _MAX_MESSAGE_CHARS = 300
-
-# NB: the SDK warns about each server that is not a workspace, and logs the bodies of requests at level DEBUG.
-logging.getLogger("databricks.sdk").setLevel(logging.ERROR)
-# NB: the SDK collects the attributes once, on the first class used. That class must be Config, not the subclass `_Login`.
-Config.attributes()
 
 
 class _TableReference(NamedTuple):
@@ -120,7 +109,7 @@ def _build_config(catalog: Catalog) -> Config:
         token = os.environ.get(TOKEN_KEY)
         # NB: auth_type keeps the SDK from sending this server the login of another workspace in the environment.
         login = {"token": token, "auth_type": "pat"} if token else {"credentials_strategy": _Anonymous()}
-        return _Login(host=catalog.unity_catalog.uri, **login)
+        return unity_tables.Login(_PRODUCT, host=catalog.unity_catalog.uri, **login)
     # In the order of SECRET_KEYS.
     host, token, client, secret = (os.environ.get(f"{DATABRICKS_PREFIX}{key}") for key in SECRET_KEYS)
     secret_ref = catalog.databricks and catalog.databricks.secret_ref
@@ -132,27 +121,13 @@ def _build_config(catalog: Catalog) -> Config:
             "DATABRICKS_CLIENT_SECRET"
         )
     if token:
-        return _Login(host=host, token=token, auth_type="pat")
+        return unity_tables.Login(_PRODUCT, host=host, token=token, auth_type="pat")
     if client and secret:
-        return _Login(host=host, client_id=client, client_secret=secret, auth_type="oauth-m2m")
-    # The login of the environment: of the pods, or of the user's machine.
-    return _Login()
-
-
-class _Login(Config):
-    """The SDK's configuration, without its values in error messages."""
-
-    def __init__(self, **login: Any) -> None:
-        super().__init__(
-            product="finetune-prep",
-            http_timeout_seconds=_HTTP_TIMEOUT_SECONDS,
-            retry_timeout_seconds=_RETRY_TIMEOUT_SECONDS,
-            **login,
+        return unity_tables.Login(
+            _PRODUCT, host=host, client_id=client, client_secret=secret, auth_type="oauth-m2m"
         )
-
-    def wrap_debug_info(self, message: str) -> str:
-        """Return the message alone."""
-        return message
+    # The login of the environment: of the pods, or of the user's machine.
+    return unity_tables.Login(_PRODUCT)
 
 
 class _Anonymous(CredentialsStrategy):
@@ -216,21 +191,9 @@ def _check_table(info: TableInfo, kind: str, reference: _TableReference) -> None
     Raises:
         DataError: the files contain other rows, or have another type.
     """
-    if info.table_type not in _TABLE_TYPES:
-        raise DataError(
-            "UnreadableSource",
-            f"{reference.label} is a {_enum_value(info.table_type)}, which has no files: {_DATABRICKS_ADVICE}",
-        )
-    if info.row_filter or any(column.mask for column in info.columns or []):
-        raise DataError(
-            "UnreadableSource",
-            f"{reference.label} has a row filter or a column mask, which only the workspace applies: {_DATABRICKS_ADVICE}",
-        )
-    if any((info.properties or {}).get(feature) == "supported" for feature in _CATALOG_MANAGED_FEATURES):
-        raise DataError(
-            "UnreadableSource",
-            f"{reference.label} is a catalog-managed table, whose newest version only its catalog knows: {_DATABRICKS_ADVICE}",
-        )
+    obstacle = unity_tables.explain_other_rows(info)
+    if obstacle:
+        raise DataError("UnreadableSource", f"{reference.label} {obstacle}: {_DATABRICKS_ADVICE}")
     format_name = _enum_value(info.data_source_format)
     # For example, data.source of the label `data.source.table main.sales.orders`.
     source_field, *_ = reference.label.split(".table", 1)

@@ -87,7 +87,9 @@ def find_newest(job_folder: str, recipe: Recipe) -> ResumePoint | None:
     remedy = "create the job with the values of that run, or without checkpoint.resumeFrom"
     _check_settings(uri, progress, marker, recipe, remedy)
     progress, best = _locate_best(progress, foreign_folder, job_folder)
-    progress = progress.for_new_job(uri, _choose_data_version(recipe, progress, marker))
+    progress = progress.for_new_job(
+        uri, _choose_data_version(recipe, progress, marker), _choose_table_versions(recipe, progress, marker)
+    )
     return ResumePoint(progress, save, best, marker.settings)
 
 
@@ -147,6 +149,13 @@ def _choose_data_version(recipe: Recipe, progress: Progress, marker: Marker) -> 
     if splits.version is not None:
         return splits.version
     return progress.data_version if marker.settings.get("data.splits.path") == splits.path else None
+
+
+def _choose_table_versions(recipe: Recipe, progress: Progress, marker: Marker) -> str:
+    """Return the versions that the earlier run read, if the recipe names the same tables of splits; empty: the newest."""
+    tables = recipe.data.splits.tables if recipe.data.splits else {}
+    is_same = all(marker.settings.get(f"data.splits.{split}") == name for split, name in tables.items())
+    return progress.table_versions if tables and is_same else ""
 
 
 def _locate_best(progress: Progress, folder: str, job_folder: str) -> tuple[Progress, Save | None]:

@@ -20,7 +20,9 @@ class Progress:
     recipe: str = ""
     """Digest of the recipe that wrote the checkpoint."""
     data_version: int | None = None
-    """Version of the Delta table of the splits; None if the splits are files."""
+    """Version of the Delta table of the splits; None if the splits are not in one table."""
+    table_versions: str = ""
+    """Versions of the tables of the splits, such as train=3,test=0; empty if the splits do not have a table each."""
     base_eval_loss: float | None = None
     """Evaluation loss before the first step."""
     best_eval_loss: float | None = None
@@ -64,7 +66,7 @@ class Progress:
         names = {field.name for field in fields(cls)}
         return cls(**{name: value for name, value in saved_fields.items() if name in names})
 
-    def for_new_job(self, uri: str, data_version: int | None) -> Progress:
+    def for_new_job(self, uri: str, data_version: int | None, table_versions: str) -> Progress:
         """Return the progress for a new job that continues this one: times, skipped steps and the patience of earlyStopping start anew.
 
         Evaluation losses are compared with the best checkpoint's, because the new job can deliver that checkpoint.
@@ -72,11 +74,13 @@ class Progress:
         Args:
             uri: of the checkpoint.
             data_version: version of the splits to read; None for the newest.
+            table_versions: versions of the tables of the splits to read; empty for the newest.
         """
         return replace(
             self,
             resumed_from=uri,
             data_version=data_version,
+            table_versions=table_versions,
             best_eval_loss=self.best_step_loss,
             evals_without_gain=0,
             productive_seconds=0.0,

@@ -74,6 +74,7 @@ def load(
     folder: Path,
     *,
     version: int | None,
+    table_versions: str = "",
     on_counts: Callable[[Mapping[str, float]], None],
     confirm: Callable[[], None] = lambda: None,
 ) -> Corpus:
@@ -85,6 +86,7 @@ def load(
         world: the ranks.
         folder: the folder in which the ranks of a pod share the tokens.
         version: version of the Delta table that an earlier attempt read; None: the recipe's version, or the newest.
+        table_versions: versions of the tables of splits that an earlier attempt read, as in `Splits.versions`; empty: as for `version`.
         on_counts: called with the counts of each tokenized split, by MLflow name, on the ranks that tokenize.
         confirm: called on rank 0 before tokens are stored; raises SupersededError if newer pods claimed the checkpoint folder.
 
@@ -94,7 +96,7 @@ def load(
         RecipeRefusedError: examples are conversations, and nothing says how to render them; or the objective does not
             work with the examples that were found.
     """
-    splits = _pin_version(recipe, world, version)
+    splits = _pin_versions(recipe, world, version, table_versions)
     if recipe.data.columns is None:
         complete_recipe = world.agree(lambda: resolve_columns(recipe, splits) if world.leads else None)
         # Every rank gets the recipe of rank 0, which is never None: "or recipe" is for the type checker.
@@ -148,14 +150,16 @@ def _check_same_tokens(train: dataset.Split, world: World) -> None:
         )
 
 
-def _pin_version(recipe: Recipe, world: World, version: int | None) -> Splits:
-    """Return the recipe's splits at `version`, or else at the version that rank 0 reads; files have no version."""
+def _pin_versions(recipe: Recipe, world: World, version: int | None, table_versions: str) -> Splits:
+    """Return the recipe's splits at `version`, or at `table_versions`, or else at the versions that rank 0 reads; files have none."""
     splits = recipe.data.splits
     assert splits is not None  # noqa: S101 - load_recipe() refuses a recipe without splits
-    if version is None:
-        leader_version = world.agree(lambda: read.read_delta_version(splits) if world.leads else None)
-        version = world.broadcast(leader_version)
-    return splits.model_copy(update={"version": version})
+    if version is not None:
+        return splits.model_copy(update={"version": version})
+    earlier_splits = splits.pin(table_versions)
+    leader_splits = world.agree(lambda: read.pin_versions(earlier_splits) if world.leads else None)
+    # Every rank gets the splits of rank 0, which are never None: "or splits" is for the type checker.
+    return world.broadcast(leader_splits) or splits
 
 
 def resolve_columns(recipe: Recipe, splits: Splits) -> Recipe:

@@ -6,6 +6,7 @@ import json
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from finetune_crds.data import parse_table
 from finetune_trainer.examples.columns import Column
 from finetune_trainer.examples.token_columns import ENCODING
 from finetune_trainer.train.data import delta_table, json_lines, parquet_files
@@ -41,11 +42,11 @@ def read(
     Raises:
         DataError: the table, a file or a column is missing or corrupt, or a value is null in a column that is not in `may_be_null`.
     """
-    if splits.type == "Delta":
-        yield from delta_table.read_rows(splits, name, columns, may_be_null, label)
-        return
-    place = getattr(splits, name)
+    place = splits.path or getattr(splits, name)
     if place is None:
+        return
+    if splits.type in ("Delta", "Tables"):
+        yield from delta_table.read_rows(splits, name, columns, may_be_null, label)
         return
     files, paths = find_files(place, splits.type)
     if splits.type == "JSONLines":
@@ -65,8 +66,8 @@ def read_schema(splits: Splits) -> list[Column]:
     Raises:
         DataError: the table or the file is missing or corrupt.
     """
-    if splits.type == "Delta":
-        return describe_columns(delta_table.open_dataset(splits).schema)
+    if splits.type in ("Delta", "Tables"):
+        return describe_columns(delta_table.open_dataset(splits, "train").schema)
     assert splits.train is not None  # noqa: S101 - the schema demands it
     files, paths = find_files(splits.train, splits.type)
     if splits.type == "JSONLines":
@@ -89,16 +90,20 @@ def has_token_ids(splits: Splits, encoding: str) -> bool:
         return False
     # NB: the preparation writes the encoding into its own commit. Read only the newest commit: if another commit came after the
     # preparation, it may have changed texts without their token ids.
-    for commit in delta_table.open_table(splits).history(1):
+    for commit in delta_table.open_table(splits, "train").history(1):
         with suppress(LookupError, ValueError, TypeError):
             return bool(json.loads(commit["userMetadata"])[ENCODING] == encoding)
     return False
 
 
-def read_delta_version(splits: Splits) -> int | None:
-    """Return the version of the Delta table to read; None for files.
+def pin_versions(splits: Splits) -> Splits:
+    """Return the splits with the versions of their Delta tables that are the newest now; versions in the recipe stay. Files have none.
 
     Raises:
-        DataError: the table or its version does not exist, or its log is corrupt.
+        DataError: a table or its version does not exist, or its log is corrupt.
     """
-    return delta_table.open_table(splits).version() if splits.type == "Delta" else None
+    if splits.type == "Delta":
+        return splits.pin(str(delta_table.open_table(splits, "train").version()))
+    unpinned_splits = [split for split, name in splits.tables.items() if parse_table(name)[1] is None]
+    versions = {split: delta_table.open_table(splits, split).version() for split in unpinned_splits}
+    return splits.pin(",".join(f"{split}={version}" for split, version in versions.items()))

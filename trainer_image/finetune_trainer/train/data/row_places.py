@@ -40,7 +40,8 @@ def name_refused_row(splits: Splits, name: str, counts: Mapping[str, int]) -> It
 
 def find_place(splits: Splits, name: str, number: int) -> str | None:
     """Return the place of a row of a split, by its number from 0 in the order of `read.read`; None if there are fewer."""
-    places = _list_places_in_table(splits, name) if splits.type == "Delta" else _list_places(splits, name)
+    is_table = splits.type in ("Delta", "Tables")
+    places = _list_places_in_table(splits, name) if is_table else _list_places(splits, name)
     place = next(islice(places, number, None), None)
     if place is None:
         return None
@@ -63,14 +64,13 @@ def _list_places(splits: Splits, name: str) -> Iterator[tuple[int, str]]:
 
 def _list_places_in_table(splits: Splits, name: str) -> Iterator[tuple[int, str]]:
     """Yield the number and the file of each row of a split in a Delta table; the number, from 1, counts the rows of other splits too."""
-    import pyarrow.dataset as ds
-
-    dataset = delta_table.open_dataset(splits)
-    for fragment in dataset.get_fragments(filter=ds.field(SPLIT_COLUMN) == name):
-        where = f"{fragment.path} of the Delta table {splits.path}"
+    only = name if splits.type == "Delta" else None
+    dataset = delta_table.open_dataset(splits, name)
+    for fragment in delta_table.list_fragments(dataset, only):
+        where = f"{fragment.path} of the Delta table {delta_table.describe_table(splits, name)}"
         with open_parquet(fragment.open, where, "restore the table") as parquet:
             # In a table that is partitioned by split, a file has the rows of one split, and no split column.
-            if SPLIT_COLUMN not in parquet.schema_arrow.names:
+            if only is None or SPLIT_COLUMN not in parquet.schema_arrow.names:
                 yield from ((number, where) for number in range(1, parquet.metadata.num_rows + 1))
                 continue
             split_names = parquet.read(columns=[SPLIT_COLUMN])[SPLIT_COLUMN].to_pylist()

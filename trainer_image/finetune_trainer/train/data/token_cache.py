@@ -51,7 +51,7 @@ class TokenCache:
         confirm: Callable[[], None] = lambda: None,
     ) -> TokenCache | None:
         """Return the cache of a job; None if the job has no checkpoints, or if its splits have no version: files can change."""
-        if recipe.checkpoint is None or splits.version is None:
+        if recipe.checkpoint is None or (splits.version is None and not splits.tables):
             return None
         job = recipe.job
         folder = contract.job_folder(

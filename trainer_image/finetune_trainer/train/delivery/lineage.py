@@ -220,10 +220,10 @@ def build_source_tags(
     """Return the tags of a run or of a registered version that name its sources and its evaluation data."""
     tags = {
         contract.TAG_RECIPE: recipe.digest(),
-        contract.TAG_DATA_PATH: splits.path or splits.train or "",
+        contract.TAG_DATA_PATH: splits.address,
     }
-    if splits.version is not None:
-        tags[contract.TAG_DATA_VERSION] = str(splits.version)
+    if splits.versions:
+        tags[contract.TAG_DATA_VERSION] = splits.versions
     tags |= _tag_sources(recipe)
     if eval_data is not None:
         tags[contract.TAG_EVAL_DATA] = eval_data

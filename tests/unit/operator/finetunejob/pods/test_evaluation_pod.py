@@ -198,6 +198,7 @@ def test_the_recipe_names_the_splits_that_were_prepared_and_the_parameters_of_th
 
 TABLE: Json = {"type": "Delta", "path": "/data/splits"}
 FILES: Json = {"type": "Parquet", "train": "/a", "validation": "/b", "test": "/c"}
+TABLES: Json = {"type": "Tables", "train": "a.b.train", "test": "a.b.test"}
 READ: dict[str, tuple[Json, dict[str, str], Json]] = {
     "the newest version when it began": (TABLE, {"finetune_data_version": "7"}, {**TABLE, "version": 7}),
     "the version of the spec": (
@@ -206,6 +207,17 @@ READ: dict[str, tuple[Json, dict[str, str], Json]] = {
         {**TABLE, "version": 3},
     ),
     "a version that no tag names": (TABLE, {}, TABLE),
+    "the newest versions of tables": (
+        TABLES,
+        {"finetune_data_version": "train=7,test=0"},
+        {**TABLES, "train": "a.b.train@v7", "test": "a.b.test@v0"},
+    ),
+    "the version of a table in the spec": (
+        {**TABLES, "test": "a.b.test@v3"},
+        {"finetune_data_version": "train=7,test=3"},
+        {**TABLES, "train": "a.b.train@v7", "test": "a.b.test@v3"},
+    ),
+    "tables without versions": (TABLES, {"finetune_data_version": "7"}, TABLES),
     "files": (FILES, {"finetune_data_version": "7"}, FILES),
 }
 

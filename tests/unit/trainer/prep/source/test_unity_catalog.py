@@ -27,6 +27,7 @@ from finetune_trainer.pod.exit_status import DataError, PodFailure, TrainingErro
 from finetune_trainer.prep import spark_errors
 from finetune_trainer.prep.plan import build_plan
 from finetune_trainer.prep.source import reader, unity_catalog
+from finetune_trainer.storage import unity_tables
 from fixtures import fake_databricks, fake_s3, fake_unity_catalog
 from fixtures.fake_databricks.tables import Tables
 from unit.trainer.prep.recipes import prepare_quickly, recipe, table_of
@@ -432,7 +433,7 @@ def test_a_workspace_without_a_login_is_said(monkeypatch: pytest.MonkeyPatch, tm
 
 
 def test_a_server_that_does_not_answer_is_asked_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unity_catalog, "_RETRY_TIMEOUT_SECONDS", 1)
+    monkeypatch.setattr(unity_tables, "_RETRY_TIMEOUT_SECONDS", 1)
     with pytest.raises(TrainingError) as failed:
         unity_catalog.locate(TABLE, "Delta", "data.source.table", at("http://127.0.0.1:9"))
     assert (failed.value.reason, failed.value.exit_code) == ("CatalogUnreachable", 1)
