@@ -35,6 +35,7 @@ WAITS = {
     "spark-databricks": "DatabricksNotConfigured",
     "spark-databricks-cluster": "DatabricksNotConfigured",
     "support-qwen": "DatabricksNotConfigured",
+    "tables-of-unity-catalog": "CredentialsMissing",
     "volumes-of-unity-catalog": "CredentialsMissing",
     "support-chat": "StorageNotConfigured",
     "alpaca-llama-8b": "CredentialsMissing",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -9,7 +10,7 @@ import pytest
 from deltalake import write_deltalake
 
 from cluster import object_stores
-from finetune_crds.contract import ENV_ATTEMPT
+from finetune_crds.contract import ENV_ATTEMPT, TAG_DATA_PATH, TAG_DATA_VERSION
 from finetune_crds.data import Splits
 from finetune_crds.recipe import JobReference
 from finetune_trainer.models import download
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
     from cluster.object_stores import Store
     from support.pods import Outcome, Pod
+    from support.training import Mlflow
 
 
 # MLflow modules warn about each other while the export imports them.
@@ -76,7 +78,11 @@ def test_a_job_begins_goes_on_and_ends_in_a_volume_of_unity_catalog(
 
 
 def test_a_job_goes_on_with_the_versions_of_its_tables_of_unity_catalog(
-    pod: Pod, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    pod: Pod,
+    mlflow: Mlflow,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     splits = ("train", "validation")
 
@@ -103,12 +109,20 @@ def test_a_job_goes_on_with_the_versions_of_its_tables_of_unity_catalog(
                     "training.maxSteps": 2,
                 }
             )
+            first.env |= mlflow.env
             ended(first, capsys)
             # Each split has other rows now.
             write([{**row, "response": "No."} for row in examples()])
             second = ended(first.but({"training.maxSteps": 4}), capsys)
     assert "resuming from the checkpoint of step 2" in second.output
     assert "train: using the tokens of an earlier attempt" in second.output
+    run = mlflow.client().get_run(mlflow.run_id)
+    assert run.data.tags[TAG_DATA_PATH] == "main.support.train"
+    assert run.data.tags[TAG_DATA_VERSION] == "train=0,validation=0"
+    datasets = {used.dataset.name: json.loads(used.dataset.source) for used in run.inputs.dataset_inputs}
+    assert {name: source["delta_table_name"] for name, source in datasets.items()} == {
+        f"main.support.{split}": f"main.support.{split}" for split in splits
+    }
 
 
 def begins_goes_on_and_ends(place: str, pod: Pod, to: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from finetune_crds import contract
+from finetune_crds.data import parse_table
 from finetune_trainer.pod.attempt import read_attempt
 from finetune_trainer.train.delivery import lineage
 from finetune_trainer.train.runtime import device
@@ -43,23 +44,27 @@ def record_run(
 def _record_datasets(recipe: Recipe, tracker: Tracker, data: Corpus) -> None:
     """Log the splits, and the sources that they were prepared from, as datasets of the MLflow run."""
     splits = data.splits
-    digest = f"{len(data.train)}-examples-{data.tokens}-tokens"
-    if splits.version is not None:
-        # NB: MLflow's Delta source omits version 0, so the digest has the version too.
-        digest = f"version-{splits.version}"
-    address = splits.path or splits.train or ""
-    tracker.dataset(address, name=recipe.job.name, version=splits.version, digest=digest)
+    if splits.tables:
+        for split, name in splits.tables.items():
+            table, version = parse_table(name)
+            # Training never reads the test split.
+            if version is not None and split != "test":
+                _record_table(tracker, table, version, use="training")
+    else:
+        digest = f"{len(data.train)}-examples-{data.tokens}-tokens"
+        if splits.version is not None:
+            # NB: MLflow's Delta source omits version 0, so the digest has the version too.
+            digest = f"version-{splits.version}"
+        tracker.dataset(splits.address, name=recipe.job.name, version=splits.version, digest=digest)
     for read_source in lineage.list_sources(recipe):
         # Only tables: the tags name the other sources.
         if read_source.version is not None:
-            tracker.dataset(
-                read_source.source.address,
-                # NB: for MLflow, datasets with the same name and digest are the same, so the address is the name too.
-                name=read_source.source.address,
-                version=read_source.version,
-                digest=f"version-{read_source.version}",
-                use="source",
-            )
+            _record_table(tracker, read_source.source.address, read_source.version, use="source")
+
+
+def _record_table(tracker: Tracker, address: str, version: int, *, use: str) -> None:
+    # NB: for MLflow, datasets with the same name and digest are the same, so the address is the name too.
+    tracker.dataset(address, name=address, version=version, digest=f"version-{version}", use=use)
 
 
 def record_checkpoint(tracker: Tracker, step: int) -> None:
