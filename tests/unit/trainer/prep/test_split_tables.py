@@ -63,7 +63,9 @@ def test_each_split_is_a_table_with_its_name(
         assert expected
         assert rows_of(spark, f"{schema}.chat_{split}") == expected
         # A reader without a JVM opens it too.
-        assert len(DeltaTable(tmp_path / "schema" / f"chat_{split}").to_pyarrow_table()) == len(expected)
+        table = DeltaTable(tmp_path / "schema" / f"chat_{split}")
+        assert len(table.to_pyarrow_table()) == len(expected)
+        assert table.metadata().configuration["delta.enableDeletionVectors"] == "false"
 
 
 def test_a_preference_has_no_token_ids(
