@@ -212,3 +212,16 @@ def test_a_workspace_that_does_not_answer_is_asked_by_the_next_attempt(
     with pytest.raises(PodFailure) as failed:
         texts_of(SPLITS)
     assert (failed.value.exit_code, failed.value.reason) == (1, "CatalogUnreachable")
+
+
+@pytest.mark.usefixtures("workspace")
+def test_credentials_that_expire_are_no_fault_of_the_data(store: Store, tmp_path: Path) -> None:
+    write_deltalake(
+        tmp_path / "lake" / "train", pa.table({"text": ["later"], "split": ["other"]}), mode="append"
+    )
+    batches = read.read(SPLITS, "train", ["text"])
+    next(batches)
+    store.expired |= set(store.grants)
+    with pytest.raises(PodFailure) as failed:
+        next(batches)
+    assert (failed.value.exit_code, failed.value.reason) == (1, "CredentialsExpired")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from finetune_crds.data import parse_table
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from finetune_crds.data import Splits
 
 _MAX_MESSAGE_CHARS = 300
+# The code of S3 for temporary credentials that are no longer valid.
+_EXPIRED = "ExpiredToken"
 # Parts of Delta's messages about a log in which a file is corrupt or missing.
 _BROKEN_LOG = ("Json error", "Parquet error", "Expected contiguous commit files", "found in delta log")
 # What to do about a corrupt file of a table, for messages.
@@ -150,9 +153,26 @@ def read_rows(
         # The value of each column if the file lacks it: that of the partition, or null if the column was added after the file.
         partition = get_partition_values(fragment)
         absent = {column: partition.get(column) for column in columns}
-        batches = read_batches(fragment.open, columns, where, _REMEDY, label=label, only=only, absent=absent)
-        for batch in batches:
-            yield from convert_batch(batch, f"the split {name} of {address}", _REMEDY, may_be_null, label)
+        with _name_expiry(table):
+            batches = read_batches(
+                fragment.open, columns, where, _REMEDY, label=label, only=only, absent=absent
+            )
+            for batch in batches:
+                yield from convert_batch(batch, f"the split {name} of {address}", _REMEDY, may_be_null, label)
+
+
+@contextmanager
+def _name_expiry(table: str) -> Iterator[None]:
+    """Raise TrainingError for credentials that expire while a table is read; the next attempt gets others."""
+    try:
+        yield
+    except OSError as error:
+        if _EXPIRED not in str(error):
+            raise
+        raise TrainingError(
+            "CredentialsExpired",
+            f"the credentials for {table} expired before its rows were read: give the pods more CPU, or use a smaller table",
+        ) from error
 
 
 def describe_table(splits: Splits, name: str) -> str:
