@@ -121,7 +121,7 @@ def test_what_people_ask_for_has_a_row(section: str) -> None:
 # a value that a sample of the section has, a variable of the pods, or a link.
 ANSWERS: dict[str, dict[str, list[str]]] = {
     "A Databricks notebook": {
-        "a table for each split": ["split"],
+        "a table for each split": ["data.prepare.splitTables.train: support.finetuning.intents_train"],
         "`langdetect` UDF": ["languages", "redact"],
         "`log_params`": [],
         "tags `fine_tuned_on`": ["register.tags"],
