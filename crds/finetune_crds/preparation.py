@@ -22,6 +22,9 @@ _DETECTION_OBJECTIVES = {
 _IGNORED_FIELDS = {"output", "split_tables", "reuse", "report_samples", "spark"}
 # Fields that select the version of a source. The digest leaves them out; `status.data.digest` covers the versions that were read.
 _VERSION_FIELDS = {"version", "version_time", "revision"}
+# A version of a registered model by its alias or number. The digest has the model alone: what changes the rows is the content of the
+# tokenizer, which `status.data.digest` covers.
+_MODEL_VERSION = re.compile(r"(models:/[^/@]+)(@[^/]+|/[0-9]+(?=/|$))")
 # The Secret with the token of a Unity Catalog server is not in the digest. The Secret of a workspace is: it selects the
 # workspace.
 _LOGIN_FIELDS = {"secret_ref"}
@@ -37,7 +40,7 @@ def digest_of(*parts: object) -> str:
 
 
 def settings_digest(data: Data, model: Model, objective: Objective) -> str:
-    """Return a digest of the settings that decide the rows of a preparation, without the versions of its sources.
+    """Return a digest of the settings that decide the rows of a preparation, without the versions of its sources and of its registered model.
 
     The settings are the sources, the columns, the steps and the tokenizer in the spec. Defaults are left out, so that a field
     which a later version adds does not change the digest.
@@ -57,7 +60,8 @@ def settings_digest(data: Data, model: Model, objective: Objective) -> str:
         },
     )
     # All settings of the model that can change its tokenizer.
-    tokenizer = model.model_dump(
+    unversioned_model = model.model_copy(update={"base": _MODEL_VERSION.sub(r"\1", model.base, count=1)})
+    tokenizer = unversioned_model.model_dump(
         mode="json", by_alias=True, exclude_defaults=True, exclude={"cache", "adapter"}
     )
     spark = data.prepare.spark if data.prepare else Spark()
