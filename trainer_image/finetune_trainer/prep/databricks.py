@@ -26,6 +26,8 @@ from finetune_trainer.prep.spark.progress import describe
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from finetune_crds.tracking import Tracking
+
 # The tracking URI of the workspace in which this code runs; MLflow's client itself finds the login.
 _WORKSPACE = "databricks"
 
@@ -73,6 +75,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _prepare(folder: Path, run_id: str) -> TerminationMessage:
     recipe = Recipe.load(folder / contract.RECIPE_FILE)
     request = build_request(recipe)
+    if recipe.model.base.startswith("models:/"):
+        _select_registry(recipe.tracking)
     # These imports take seconds: a recipe that is refused need not wait for them.
     from finetune_trainer.examples.tokenizer import Loaded
     from finetune_trainer.pod.mlflow_run import Tracker, create_client
@@ -105,6 +109,13 @@ def _prepare(folder: Path, run_id: str) -> TerminationMessage:
             return TerminationMessage(
                 prep=pipeline.prepare(spark, recipe, request, tokenizer, progress, publish=publish)
             )
+
+
+def _select_registry(tracking: Tracking) -> None:
+    """Let MLflow's client read the registered model of the recipe: without these variables, it may use a file of the run, or another registry."""
+    os.environ["MLFLOW_TRACKING_URI"] = _WORKSPACE
+    if tracking.registry_uri:
+        os.environ["MLFLOW_REGISTRY_URI"] = tracking.registry_uri
 
 
 def _write_progress(file: Path, step: str, percent: int | None) -> None:

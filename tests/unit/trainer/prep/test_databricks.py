@@ -20,6 +20,7 @@ from pyspark.sql import DataFrame
 
 from finetune_crds import contract
 from finetune_crds.contract import PrepResult, RunReport
+from finetune_crds.tracking import Tracking
 from finetune_trainer.pod import mlflow_run
 from finetune_trainer.pod.exit_status import DataError, RecipeRefusedError
 from finetune_trainer.prep import databricks, output
@@ -162,6 +163,26 @@ def test_a_run_of_the_workspace_has_the_report_and_the_step(
         bool(denied),
         False,
     )
+
+
+def test_the_tokenizer_of_a_model_in_unity_catalog(
+    job_recipe: Recipe, workspace: Workspace, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No variable of the run names the registry."""
+    monkeypatch.setattr(output, "commit", commit_without_spark)
+    for name in ("MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI"):
+        # NB: the preparation sets the variables, which end with this test.
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    workspace.add_version("main.llm.tuned", 1)
+    for path in tokenizer_folder.iterdir():
+        workspace.files.write(f"/Models/main/llm/tuned/1/components/tokenizer/{path.name}", path.read_bytes())
+    model = job_recipe.model.model_copy(update={"base": "models:/main.llm.tuned/1"})
+    tracking = Tracking(uri="databricks", registry_uri="databricks-uc")
+    assert job_recipe.data.prepare
+    folder = Path(job_recipe.data.prepare.output).with_name("run")
+    result = run(folder, job_recipe.model_copy(update={"model": model, "tracking": tracking}))
+    assert sum(result.rows.to_json().values()) == 30
 
 
 def has(workspace: Workspace, path: str) -> bool:
