@@ -30,7 +30,6 @@ SAMPLES = sample_files()
 # The samples whose jobs wait for something else than their pods in a namespace without Secrets, of an installation without defaults.
 WAITS = {
     "support-intents": "DatabricksNotConfigured",
-    "assistant-feedback": "DatabricksNotConfigured",
     "inference-table": "DatabricksNotConfigured",
     "spark-databricks": "DatabricksNotConfigured",
     "spark-databricks-cluster": "DatabricksNotConfigured",

@@ -221,8 +221,8 @@ def test_the_numbers_of_jobs_are_reported_by_their_scripts(body: Json) -> None:
 
 def registered() -> Iterator[tuple[str, FineTuneJobSpec]]:
     """The name of each model that a sample job registers, and its spec."""
-    for body in bodies("FineTuneJob"):
-        spec = FineTuneJob.model_validate(body).spec
+    for body in [*bodies("FineTuneJob"), *bodies("FineTuneSchedule")]:
+        spec = FineTuneJob.model_validate(job_body(body)).spec
         if spec.register_:
             yield spec.register_.model or body["metadata"]["name"], spec
 

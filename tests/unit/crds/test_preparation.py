@@ -108,7 +108,11 @@ def test_versions_of_feedback_do_not_count() -> None:
     assert digest(source=source) != digest(source=source | {"feedback": feedback | {"ratingColumn": "stars"}})
 
 
-VERSIONS = ["models:/ml.prod.assistant@champion", "models:/ml.prod.assistant@candidate", "models:/ml.prod.assistant/7"]
+VERSIONS = [
+    "models:/ml.prod.assistant@champion",
+    "models:/ml.prod.assistant@candidate",
+    "models:/ml.prod.assistant/7",
+]
 FOLDERS = ["models:/ml.prod.assistant/7/model", "models:/ml.prod.assistant/8/model"]
 # Other models, or other parts of a version.
 OTHER_MODELS = ["models:/ml.prod.helper/7", FOLDERS[0], "models:/m-0123456789abcdef", "/models/7"]
@@ -118,7 +122,9 @@ def test_versions_of_a_registered_model_do_not_count() -> None:
     """The digest of the rows has the content of the tokenizer, which is usually that of the version before."""
     for bases in (VERSIONS, FOLDERS):
         assert len({digest(model={"base": base}) for base in bases}) == 1
-    assert len({digest(model={"base": base}) for base in [VERSIONS[0], *OTHER_MODELS]}) == 1 + len(OTHER_MODELS)
+    assert len({digest(model={"base": base}) for base in [VERSIONS[0], *OTHER_MODELS]}) == 1 + len(
+        OTHER_MODELS
+    )
 
 
 def test_the_token_of_a_server_does_not_count() -> None:
