@@ -31,6 +31,7 @@ from pyspark.sql.types import (
 )
 
 from finetune_crds.base import join_names
+from finetune_crds.preparation import digest_of
 from finetune_trainer.examples.chat_messages import WEIGHT
 from finetune_trainer.pod.exit_status import DataError
 from finetune_trainer.prep.expressions import labels
@@ -127,6 +128,27 @@ def join_feedback(
         LEFT_OUT,
         text.alias(LEFT_OUT_TEXT),
     ).unionByName(_list_surplus(opinions), allowMissingColumns=True)
+
+
+def identify_rated_requests(
+    inference_rows: DataFrame, feedback_rows: DataFrame, feedback: Feedback, field: str
+) -> str:
+    """Return a digest of the logged requests that have feedback.
+
+    A served model logs requests all the time, and those without feedback make no examples.
+
+    Args and errors: as in `join_feedback`.
+    """
+    logged_id = _find_logged_id(inference_rows, feedback, field)
+    _require_columns(feedback_rows, [feedback.request_id_column], f"{field}.feedback")
+    rated_ids = feedback_rows.select(sf.col(quoted(feedback.request_id_column)).cast("string").alias(_ID))
+    # NB: Spark cannot hash maps, so a row is hashed as JSON. A sum does not depend on the order of the rows.
+    content = sf.xxhash64(sf.to_json(sf.struct(*map(quoted, inference_rows.columns))))
+    rated_requests = inference_rows.select(
+        sf.col(quoted(logged_id)).cast("string").alias(_ID), content.cast("decimal(20,0)").alias(_CONTENT)
+    ).join(rated_ids, _ID, "left_semi")
+    (row,) = rated_requests.agg(sf.count(sf.lit(1)), sf.sum(_CONTENT)).collect()
+    return digest_of(*map(str, row))
 
 
 def _find_logged_id(inference_rows: DataFrame, feedback: Feedback, field: str) -> str:

@@ -144,11 +144,13 @@ def _read_inference_table(
     feedback_field = f"{field}.feedback"
     place = _locate(feedback, feedback_field, "Delta", catalog)
     feedback_rows, feedback_version, feedback_id = delta_table.read(spark, feedback, place, feedback_field)
+    rows = inference_table.join_feedback(inference_rows, feedback_rows, feedback, columns_type, field)
+    requests = inference_table.identify_rated_requests(inference_rows, feedback_rows, feedback, field)
     return Corpus(
-        inference_table.join_feedback(inference_rows, feedback_rows, feedback, columns_type, field),
+        rows,
         version,
         feedback_version=feedback_version,
-        identity=f"{table_id}@{version} {feedback_id}@{feedback_version}",
+        identity=f"{table_id}@{requests} {feedback_id}@{feedback_version}",
         table=f"the inference table {source.address}",
     )
 

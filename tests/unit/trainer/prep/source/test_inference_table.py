@@ -326,17 +326,30 @@ def test_tables_of_the_gateway_on_databricks_by_name(
     assert (result.rows.train, result.source_version, result.feedback_version) == (1, 0, 0)
 
 
-def test_the_identity_has_the_versions_of_both_tables(
+def test_the_identity_has_the_requests_with_feedback_and_the_version_of_the_feedback(
     spark: SparkSession, gateway: tuple[Path, Path], tmp_path: Path
 ) -> None:
     logged, feedback_table = (str(path) for path in gateway)
     columns = {"path": feedback_table, "requestIdColumn": "id", "ratingColumn": "thumb"}
-    source = {"type": "InferenceTable", "path": logged}
-    parts = [
-        reader.read(
-            spark, Source.model_validate(source | {"feedback": columns | {"version": version}}), tmp_path
-        ).identity.split()
-        for version in (0, None)
-    ]
+    source = {"type": "InferenceTable", "path": logged, "feedback": columns}
+
+    def identify(**feedback: int) -> tuple[str, ...]:
+        changed = source | {"feedback": columns | feedback}
+        return tuple(reader.read(spark, Source.model_validate(changed), tmp_path).identity.split())
+
     ids = [str(DeltaTable(path).metadata().id) for path in (logged, feedback_table)]
-    assert parts == [[f"{ids[0]}@0", f"{ids[1]}@{version}"] for version in (0, 1)]
+    first, newest = identify(version=0), identify()
+    assert [part.partition("@")[0] for part in first] == [part.partition("@")[0] for part in newest] == ids
+    assert [part.partition("@")[2] for part in (first[1], newest[1])] == ["0", "1"]
+    # The endpoint answers all the time, and an answer without feedback is no example.
+    requests = DeltaTable(logged).to_pyarrow_table()
+    position = requests.schema.get_field_index("request_id")
+
+    def log(name: str) -> None:
+        row = requests.slice(0, 1).set_column(position, "request_id", pa.array([name]))
+        write_deltalake(logged, row, mode="append")
+
+    log("nobody rated this")
+    assert identify() == newest
+    log("liked")
+    assert identify()[0] != newest[0]
