@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import base64
-import importlib.util
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,11 +11,10 @@ import pytest
 import yaml
 
 from finetune_operator import names
+from fixtures.operator_processes.databricks import create_secret, operator_with_wheel, write_table
 from fixtures.operator_processes.jobs import job
 from fixtures.operator_processes.world import World
 from support.jars import jars_folder
-from support.operator_process import operator_process, watching
-from support.process import running as running_process
 from support.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -58,19 +55,8 @@ def workspace(tmp_path: Path, namespace: str, api: Any) -> Iterator[Workspace]:
         save_tokenizer(model / "snapshots" / COMMIT)
     with running(state):
         state.tracking.open()
-        values = {"DATABRICKS_HOST": state.uri, "DATABRICKS_TOKEN": "dapi-good"}
-        data = {key: base64.b64encode(value.encode()).decode() for key, value in values.items()}
-        meta = {"name": "databricks", "namespace": namespace}
-        api.create({"apiVersion": "v1", "kind": "Secret", "metadata": meta, "data": data})
+        create_secret(api, namespace, "databricks", state.secret)
         yield state
-
-
-def write_table(folder: Path, columns: Mapping[str, object]) -> None:
-    """Append rows to a Delta table, which is created if it does not exist."""
-    import deltalake
-    import pyarrow as pa
-
-    deltalake.write_deltalake(folder, pa.table(columns), mode="append")
 
 
 @pytest.fixture
@@ -78,20 +64,10 @@ def prepared_world(
     api: Any, kubeconfig: Path, mlflow_server: Any, namespace: str, tmp_path: Path
 ) -> Iterator[World]:
     """A namespace whose operator has the wheel."""
-    build = importlib.util.spec_from_file_location("wheel", REPOSITORY / "trainer_image" / "wheel.py")
-    assert build
-    assert build.loader
-    module = importlib.util.module_from_spec(build)
-    build.loader.exec_module(module)
-    module.build(tmp_path / "wheels")
-    environment = watching(namespace, mlflow_server.uri, resync_seconds=1)
-    environment["FINETUNE_PREP_WHEELS"] = str(tmp_path / "wheels")
-    log = tmp_path / "operator.log"
-    with running_process(operator_process(kubeconfig, log, environment)):
+    with operator_with_wheel(kubeconfig, mlflow_server, namespace, tmp_path):
         operated_world = World(api, mlflow_server, namespace)
         yield operated_world
         operated_world.delete_all()
-    print(log.read_text(encoding="utf-8"))
 
 
 def on_databricks(*, hub: Path, **parts: Any) -> Json:
