@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ from cluster import argocd, binaries
 from cluster.argocd import ArgoCD
 from cluster.gitops import CHART, SAMPLE, GitOps, Repository, teach_health
 from finetune_crds.resources import RESOURCES
-from fixtures.operator_processes.jobs import TRAINED, error, splits_given
+from finetune_operator.names import scheduled_job_name
+from finetune_operator.text import format_time
+from fixtures.operator_processes.jobs import TRAINED, error, job, splits_given
 from fixtures.operator_processes.servers import Plane
 from fixtures.operator_processes.world import World
 from support.api import Api
@@ -154,6 +157,42 @@ def test_deleting_the_application_leaves_nothing_of_a_running_job(world: World, 
         "the run is closed",
         lambda: [run["info"]["status"] for run in world.mlflow.runs_of(uid)] == ["KILLED"],
     )
+
+
+def test_a_schedule_in_git_is_resumed_and_its_job_stays(world: World, gitops: GitOps) -> None:
+    time = datetime.now(UTC).replace(second=0, microsecond=0) - timedelta(minutes=10)
+
+    def schedule(**spec: Any) -> Json:
+        fields = {
+            "schedule": f"{time.minute} {time.hour} * * *",
+            "onlyIfDataChanged": True,
+            "jobTemplate": {"spec": job(register={"model": world.model})["spec"]},
+        }
+        meta = {"name": "nightly", "namespace": world.namespace}
+        body = {"apiVersion": "finetune.dev/v1alpha1", "kind": "FineTuneSchedule", "metadata": meta}
+        return {**body, "spec": fields | spec}
+
+    gitops.wait_synced(_commit_and_create(gitops, schedule(suspend=True)))
+    gitops.wait_health("FineTuneSchedule", "nightly", "Suspended", "spec.suspend is true")
+    gitops.wait_application("Suspended")
+
+    # As if its start times of two days were missed.
+    missed = {"lastScheduleTime": format_time(time - timedelta(days=2))}
+    world.api.patch("FineTuneSchedule", world.namespace, "nightly", {"status": missed}, status=True)
+    gitops.wait_synced(gitops.repository.commit("Resume", schedule(suspend=False)))
+    name = scheduled_job_name("nightly", time)
+    gitops.wait_health("FineTuneSchedule", "nightly", "Healthy", f"FineTuneJob {name} was created")
+    gitops.wait_application("Healthy")
+
+    wrong = {"spec": {**job()["spec"], "method": {"type": "Full", "lora": {}}}}
+    gitops.wait_synced(gitops.repository.commit("Mistake", schedule(jobTemplate=wrong)))
+    gitops.wait_health("FineTuneSchedule", "nightly", "Degraded", "method.lora")
+    gitops.wait_application("Degraded")
+
+    # What a schedule creates is not in Git, and Argo CD prunes only what it has applied itself.
+    gitops.look()
+    assert (set(gitops.syncs_seen), gitops.operations()) == ({"Synced"}, 0)
+    assert world.job(name)["status"]["phase"] == "Preparing"
 
 
 def _commit_and_create(gitops: GitOps, *bodies: Json) -> str:
