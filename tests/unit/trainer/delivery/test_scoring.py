@@ -203,6 +203,20 @@ def test_each_kind_of_model_answers_greedily(kind: str, export: Export) -> None:
     assert invoke(folder, request) == [(200, {"predictions": expected})]
 
 
+def test_a_dictionary_with_a_list_of_prompts_is_a_batch(export: Export) -> None:
+    """MLflow makes one row of it outside of its server."""
+    import mlflow
+
+    model = mlflow.pyfunc.load_model(str(export()), model_config={"max_new_tokens": 2})
+    prompts = [ASKED, "Who?"]
+    answers = [model.predict({"prompt": prompt})[0] for prompt in prompts]
+    assert (
+        model.predict({"prompt": prompts})
+        == model.predict([{"prompt": prompt} for prompt in prompts])
+        == answers
+    )
+
+
 def test_the_base_of_an_adapter_comes_from_the_registry_or_from_where_the_reader_says(
     export: Export, base: Path, mlflow_of_test: Mlflow
 ) -> None:

@@ -107,14 +107,15 @@ class FineTunedModel(PythonModel):
         if isinstance(model_input, pd.DataFrame):
             rows = model_input.to_dict(orient="records")
         elif isinstance(model_input, dict):
-            # One row, or a list of prompts by the name of the input.
-            values = _to_plain(model_input.get(self._input))
-            is_batch = not self._is_chat and isinstance(values, list)
-            rows = [{self._input: value} for value in values] if is_batch else [model_input]
+            rows = [model_input]
         else:
             # One prompt, or a list of prompts or of rows.
             values = [model_input] if isinstance(model_input, str) else model_input
             rows = [value if isinstance(value, dict) else {self._input: value} for value in values]
+        if len(rows) == 1 and not self._is_chat:
+            # NB: of a dictionary with a list of prompts, MLflow makes a DataFrame with one row.
+            prompts = _to_plain(rows[0].get(self._input))
+            rows = [{self._input: prompt} for prompt in prompts] if isinstance(prompts, list) else rows
         return [
             {name: _to_plain(value) for name, value in row.items() if not _is_unset(value)} for row in rows
         ]
