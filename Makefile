@@ -104,7 +104,7 @@ test-trainer: venv compiler programs-trainer ## Run the trainer's heavy tests: m
 	$(call timed,trainer tests,$(call RUN_TESTS,tests/trainer) $(call PARALLEL,2) $(PYTEST))
 
 .PHONY: test-integration
-test-integration: venv jars programs-integration ## Run the operator against a real API server and MLflow server
+test-integration: venv jars classes programs-integration ## Run the operator against a real API server and MLflow server
 	$(call timed,integration tests,$(call RUN_TESTS,tests/integration) $(call PARALLEL,4) $(PYTEST))
 
 .PHONY: test-integration-oldest

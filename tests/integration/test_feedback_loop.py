@@ -7,7 +7,6 @@ pods are played: the losses are the test's.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -30,7 +29,7 @@ from support.mlflow_server import Mlflow
 from support.waiting import wait_for
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     # NB: imported by the fixtures alone: the SDK of Databricks takes a second to import, in each worker.
     from fixtures.fake_databricks import Workspace
@@ -198,30 +197,37 @@ def workspace(tmp_path: Path) -> Iterator[Workspace]:
 
 @pytest.fixture
 def spark(workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SparkSession]:
-    """The session of the workspace's runs, in a process that is logged in as they are."""
-    from fixtures.fake_databricks import runner
-    from unit.trainer.prep import quick_session
+    """The session of the workspace's runs, in a process that is logged in as they are. Rows are computed once, and kept in memory."""
+    from finetune_trainer.prep import pipeline
+    from finetune_trainer.prep.spark import session
+    from unit.trainer.prep import class_archive, quick_session
 
     for name in ("MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI"):
         # NB: the preparation sets the variables, which end with this test.
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
-    environment = {
-        "DATABRICKS_RUNTIME_VERSION": "17.3",
-        "PYSPARK_PYTHON": sys.executable,
-        "SPARK_LOCAL_IP": "127.0.0.1",
-        **workspace.secret,
-    }
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
     for folder in ("lake", "scratch"):
         (tmp_path / folder).mkdir()
-    # NB: with a link for the whole bucket, Spark does not find the files of a table's earlier versions.
-    bucket = {"spark.hadoop.fs.viewfs.mounttable.lake.link./finetune": f"file://{tmp_path}/lake"}
-    task = {"scratch": str(tmp_path / "scratch"), "jars": str(jars_folder()), "buckets": {}}
-    session = runner.session({**task, "conf": bucket | quick_session.INTERPRETED})
-    yield session
-    quick_session.stop(session)
+    bucket = {
+        "spark.hadoop.fs.s3.impl": "org.apache.hadoop.fs.viewfs.ViewFileSystemOverloadScheme",
+        # NB: with a link for the whole bucket, Spark does not find the files of a table's earlier versions.
+        "spark.hadoop.fs.viewfs.mounttable.lake.link./finetune": f"file://{tmp_path}/lake",
+    }
+    environment = {session.ENV_JARS: str(jars_folder()), **class_archive.build_environment()}
+    for name, value in (environment | workspace.secret).items():
+        monkeypatch.setenv(name, value)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tempfile.tempdir", str(tmp_path / "scratch"))
+        run_session = quick_session.start(settings=bucket)
+    monkeypatch.setenv(session.ENV_RUNTIME, "17.3")
+    monkeypatch.setattr(pipeline, "keep", lambda frame, _: collect(frame))
+    yield run_session
+    quick_session.stop(run_session)
+
+
+def collect(frame: DataFrame) -> DataFrame:
+    """The rows of a frame, with the metadata of its columns."""
+    return frame.sparkSession.createDataFrame(frame.toArrow(), frame.schema)
 
 
 @pytest.fixture
@@ -277,7 +283,8 @@ def test_feedback_trains_the_next_champion_until_one_is_worse(loop: Loop) -> Non
 
     def table_prefix() -> str | None:
         gateway = workspace.endpoints.held[ENDPOINT].ai_gateway
-        return gateway.inference_table_config.table_name_prefix if gateway else None
+        table = gateway.inference_table_config if gateway else None
+        return table.table_name_prefix if table else None
 
     wait_for("its requests are logged", lambda: table_prefix() == "assistant", world.patience)
 
