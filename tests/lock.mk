@@ -27,5 +27,5 @@ jars: java ## Fetch the jars of Delta and of stores for Spark outside the image
 	@trainer_image/jars.sh
 
 .PHONY: classes
-classes: venv jars ## Keep the classes of Spark as the JVM has them in memory, for the unit tests
+classes: venv jars ## Keep the classes of Spark as the JVM has them in memory, for the tests
 	@$(BIN)/python -m unit.trainer.prep.class_archive

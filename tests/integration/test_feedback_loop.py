@@ -200,7 +200,7 @@ def spark(workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     """The session of the workspace's runs, in a process that is logged in as they are. Rows are computed once, and kept in memory."""
     from finetune_trainer.prep import pipeline
     from finetune_trainer.prep.spark import session
-    from unit.trainer.prep import class_archive, quick_session
+    from support import quick_session, spark_jvm
 
     for name in ("MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI"):
         # NB: the preparation sets the variables, which end with this test.
@@ -213,7 +213,7 @@ def spark(workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         # NB: with a link for the whole bucket, Spark does not find the files of a table's earlier versions.
         "spark.hadoop.fs.viewfs.mounttable.lake.link./finetune": f"file://{tmp_path}/lake",
     }
-    environment = {session.ENV_JARS: str(jars_folder()), **class_archive.build_environment()}
+    environment = {session.ENV_JARS: str(jars_folder()), **spark_jvm.build_environment()}
     for name, value in (environment | workspace.secret).items():
         monkeypatch.setenv(name, value)
     with pytest.MonkeyPatch.context() as patch:

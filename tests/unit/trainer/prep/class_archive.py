@@ -7,27 +7,19 @@ the JVM, the folders and the jars of its name, which the JVM checks again: if th
 from __future__ import annotations
 
 import fcntl
-import hashlib
-import os
-import shutil
 import tempfile
 from pathlib import Path
 
-import pyspark
 import pytest
 
 from finetune_trainer.prep.spark import session
-from support.cache import cache
+from support import quick_session
 from support.jars import jars_folder
 from support.small_tokenizer import save_tokenizer
-from unit.trainer.prep import quick_session
+from support.spark_jvm import COMPILES_QUICKLY, SUBMIT_OPTIONS, find_archive
 from unit.trainer.prep.corpus import STEPS, Asker, write_corpus
 from unit.trainer.prep.recipes import prepared
 
-# For runs of seconds: a JVM that compiles quickly, not well.
-_COMPILES_QUICKLY = "-XX:TieredStopAtLevel=1"
-# NB: not in JDK_JAVA_OPTIONS, since the JVM that finds the command line of spark-submit has another class path.
-_SUBMIT_OPTIONS = "SPARK_SUBMIT_OPTS"
 # Steps of which no default preparation has classes.
 _OTHER_STEPS = {
     "redact": ["Email"],
@@ -44,20 +36,10 @@ _HIVE = {
 }
 
 
-def build_environment(*options: str) -> dict[str, str]:
-    """Return the variables of a JVM of tests: it compiles quickly, not well, and reads the archive if there is one."""
-    environment = {"JDK_JAVA_OPTIONS": " ".join((_COMPILES_QUICKLY, *options))}
-    archive = _find_path(cache() / "jars")
-    if archive.exists():
-        # NB: a JVM with another class path would warn on its output, and read its jars.
-        environment[_SUBMIT_OPTIONS] = f"-XX:SharedArchiveFile={archive} -Xlog:disable"
-    return environment
-
-
 def create() -> None:
     """Create the archive of this environment unless it exists, and remove those of other jars."""
     jars = jars_folder()
-    archive = _find_path(jars)
+    archive = find_archive(jars)
     archive.parent.mkdir(parents=True, exist_ok=True)
     with archive.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -72,23 +54,6 @@ def create() -> None:
         unfinished.rename(archive)
 
 
-def _find_path(jars: Path) -> Path:
-    """Return the path of the archive for this environment, whose name is that of all that the archive depends on."""
-    spark_jars = Path(pyspark.__file__).parent / "jars"
-    home = os.environ.get("JAVA_HOME")
-    java = Path(home, "bin", "java") if home else Path(shutil.which("java") or "java")
-    digest = hashlib.sha256()
-    # NB: the order of a class path with * is that of the folder.
-    for file in (
-        java.resolve(),
-        *(Path(entry) for folder in (jars, spark_jars) for entry in os.scandir(folder)),
-    ):
-        stat = file.stat()
-        digest.update(f"{file} {stat.st_size} {stat.st_mtime_ns}\n".encode())
-    environment = hashlib.sha256(str(spark_jars).encode()).hexdigest()[:12]
-    return cache() / "classes" / environment / f"{digest.hexdigest()[:16]}.jsa"
-
-
 def _load_classes(folder: Path, jars: Path, archive: Path) -> None:
     """Prepare corpora in a JVM that writes its classes to an archive when it ends."""
     tokenizer, corpus = folder / "tokenizer", folder / "corpus"
@@ -97,9 +62,9 @@ def _load_classes(folder: Path, jars: Path, archive: Path) -> None:
     write_corpus(corpus)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(session.ENV_JARS, str(jars))
-        patch.setenv("JDK_JAVA_OPTIONS", _COMPILES_QUICKLY)
+        patch.setenv("JDK_JAVA_OPTIONS", COMPILES_QUICKLY)
         patch.setenv(
-            _SUBMIT_OPTIONS,
+            SUBMIT_OPTIONS,
             f"-XX:ArchiveClassesAtExit={archive} -Xlog:disable -Dderby.stream.error.file={folder}/derby.log",
         )
         patch.setattr("tempfile.tempdir", str(folder))

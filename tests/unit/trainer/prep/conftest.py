@@ -13,9 +13,9 @@ from finetune_trainer.prep import spark_errors
 from finetune_trainer.prep.plan import build_request
 from finetune_trainer.prep.spark import session
 from finetune_trainer.prep.steps import decontaminate
+from support import quick_session, spark_jvm
 from support.jars import jars_folder
 from support.small_tokenizer import save_tokenizer
-from unit.trainer.prep import class_archive, quick_session
 from unit.trainer.prep.corpus import Asker, write_corpus
 from unit.trainer.prep.recipes import Compared, Preparer, prepared, recipe
 
@@ -38,7 +38,7 @@ def spark(jars: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spar
     """The session of all tests."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(session.ENV_JARS, str(jars))
-        for name, value in class_archive.build_environment().items():
+        for name, value in spark_jvm.build_environment().items():
             patch.setenv(name, value)
         patch.setattr("tempfile.tempdir", str(tmp_path_factory.mktemp("spark")))
         session_of_tests = quick_session.start()

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from finetune_crds.recipe import Recipe
 from finetune_trainer.pod.exit_status import PodFailure
-from unit.trainer.prep import quick_session
+from support import quick_session
 from unit.trainer.prep.recipes import prepared, recipe, table_of
 
 if TYPE_CHECKING:

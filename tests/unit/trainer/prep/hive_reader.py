@@ -20,8 +20,8 @@ from finetune_trainer.prep import spark_errors
 from finetune_trainer.prep.plan import build_plan
 from finetune_trainer.prep.source import reader
 from finetune_trainer.prep.steps import decontaminate
+from support import quick_session
 from support.small_tokenizer import save_tokenizer
-from unit.trainer.prep import quick_session
 from unit.trainer.prep.recipes import WITHOUT_SAMPLES, prepared, recipe
 
 if TYPE_CHECKING:

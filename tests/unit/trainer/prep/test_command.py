@@ -19,10 +19,10 @@ from finetune_trainer.pod import exit_status
 from finetune_trainer.prep import __main__
 from finetune_trainer.prep.spark import session
 from finetune_trainer.prep.spark.session import ENV_JARS
+from support import spark_jvm
+from support.quick_session import QUICK
 from support.waiting import wait_for
-from unit.trainer.prep import class_archive
 from unit.trainer.prep.corpus import DROPPED, STEPS, counted
-from unit.trainer.prep.quick_session import QUICK
 from unit.trainer.prep.recipes import recipe, table_of
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def killed_preparations(
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
             words,
-            env=os.environ | class_archive.build_environment() | {ENV_JARS: str(jars), "TMPDIR": str(folder)},
+            env=os.environ | spark_jvm.build_environment() | {ENV_JARS: str(jars), "TMPDIR": str(folder)},
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,

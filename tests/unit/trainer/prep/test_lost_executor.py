@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from finetune_trainer.prep.spark import session
-from unit.trainer.prep import class_archive
+from support import spark_jvm
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -72,7 +72,7 @@ def test_a_task_that_fails_runs_again_and_so_do_those_of_an_executor_that_was_lo
     done = subprocess.run(
         [sys.executable, "-c", script],
         cwd=tmp_path,
-        env=os.environ | class_archive.build_environment() | {session.ENV_JARS: str(jars)},
+        env=os.environ | spark_jvm.build_environment() | {session.ENV_JARS: str(jars)},
         capture_output=True,
         text=True,
         timeout=120,

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from finetune_trainer.prep.steps import decontaminate
-from unit.trainer.prep.quick_session import compiled
+from support.quick_session import compiled
 from unit.trainer.prep.recipes import Preparer, prepared, table_of
 
 if TYPE_CHECKING:

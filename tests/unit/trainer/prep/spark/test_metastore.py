@@ -16,10 +16,10 @@ from deltalake import DeltaTable
 from finetune_crds.catalog import Catalog
 from finetune_crds.spark import Spark
 from finetune_trainer.prep.spark import session
+from support import spark_jvm
 from support.ports import free_port, listens
 from support.process import Process, running
 from support.waiting import wait_for
-from unit.trainer.prep import class_archive
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -64,7 +64,7 @@ def test_tables_are_read_and_saved_by_their_names(
     reader = subprocess.Popen(
         [sys.executable, "-m", "unit.trainer.prep.hive_reader", uri, str(tmp_path)],
         env=os.environ
-        | class_archive.build_environment(*GIVE_UP)
+        | spark_jvm.build_environment(*GIVE_UP)
         | {
             session.ENV_JARS: str(jars),
             "TMPDIR": str(tmp_path),

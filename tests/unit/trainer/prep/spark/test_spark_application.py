@@ -20,8 +20,8 @@ from finetune_crds.spark import Spark
 from finetune_trainer.pod.exit_status import RecipeRefusedError
 from finetune_trainer.prep.spark import session, spark_application
 from finetune_trainer.prep.spark.executor import find_spark_home
-from unit.trainer.prep import class_archive
-from unit.trainer.prep.quick_session import QUICK
+from support import spark_jvm
+from support.quick_session import QUICK
 from unit.trainer.prep.recipes import prepare_quickly, recipe, table_of
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ def submit(
     file.write_text("\n".join(f"{name}={value}" for name, value in properties.items()))
     variables = {
         **os.environ,
-        **class_archive.build_environment(),
+        **spark_jvm.build_environment(),
         "SPARK_DRIVER_BIND_ADDRESS": "127.0.0.1",
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_LOCAL_DIRS": str(tmp_path),

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 QUICK = {"spark.sql.shuffle.partitions": "2"}
 # For rows by the dozen, the code that Spark makes of a plan takes longer to compile than the plan to run without.
 INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
-_DAEMON = {"spark.python.daemon.module": "unit.trainer.prep.worker_daemon"}
+_DAEMON = {"spark.python.daemon.module": "support.worker_daemon"}
 
 
 def start(catalog: Catalog | None = None, settings: Mapping[str, str] | None = None) -> SparkSession:
