@@ -131,7 +131,7 @@ class Sweep(ApiModel):
         Annotated[list[Positive], Field(min_length=1, max_length=MAX_RUNGS, json_schema_extra=LIST_TYPE_SET)]
         | None
     ) = None
-    """ASHA: the optimizer steps at which trials are compared, such as [100, 300, 900]."""
+    """ASHA: the optimizer steps at which trials are compared, such as [100, 300, 900]; all before the last step."""
     metric: Literal["eval_loss", "eval_reward_accuracy"] = "eval_loss"
     """The metric of the validation split that compares trials. eval_loss: the lowest loss is the best. eval_reward_accuracy: the
     highest share of pairs whose chosen answer is ranked higher."""
@@ -147,7 +147,7 @@ class Rung(ApiModel):
     step: Positive
     """The step of the rung."""
     metric: float | None = None
-    """Value of the metric at this step; without one, it was not a finite number."""
+    """Value of the metric at this step. Absent if it is not finite, or if the trial read other rows."""
 
 
 class Trial(ApiModel):
@@ -168,7 +168,7 @@ class Trial(ApiModel):
     ) = None
     """ASHA: the rungs that the trial has reached."""
     promotions: NonNegative | None = None
-    """ASHA: the number of rungs after which the trial went on."""
+    """ASHA: number of rungs from which the trial was promoted."""
 
 
 class SweepStatus(ApiModel):
@@ -202,17 +202,18 @@ SWEEP_RULES = (
     ),
     Rule(
         f"!{_HAS_SWEEP} || self.sweep.metric == 'eval_loss' || self.objective.type in {_PAIR_OBJECTIVES} && (!has(self.training.select) "
-        "|| self.training.select == 'Last' || has(self.training.monitor) && self.training.monitor == 'Accuracy')",
+        "|| self.training.select == 'Last' || has(self.training.monitor) && self.training.monitor == 'Accuracy') && "
+        "!self.sweep.parameters.exists(item, item.field in ['training', 'training.select', 'training.monitor', 'objective', 'objective.type'])",
         f"sweep.metric eval_reward_accuracy requires objective.type {join_names(_PAIR_OBJECTIVES, 'or')}, and training.monitor Accuracy "
-        "when training.select is Best",
+        "when training.select is Best; trials must not change these fields",
         ".sweep.metric",
     ),
     # NB: `rungs` falls on evaluations, which a trial must not move.
     Rule(
         f"!{_HAS_SWEEP} || !has(self.sweep.rungs) || has(self.training) && has(self.training.evalEverySteps) && "
-        "self.sweep.rungs.all(rung, rung % self.training.evalEverySteps == 0) && "
-        "!self.sweep.parameters.exists(item, item.field in ['training', 'training.evalEverySteps'])",
-        "each of sweep.rungs must be a multiple of training.evalEverySteps, which trials must not change",
+        "self.sweep.rungs.all(rung, rung % self.training.evalEverySteps == 0 && (!has(self.training.maxSteps) || rung < self.training.maxSteps)) "
+        "&& !self.sweep.parameters.exists(item, item.field in ['training', 'training.evalEverySteps', 'training.maxSteps'])",
+        "each of sweep.rungs must be a multiple of training.evalEverySteps and below training.maxSteps, which trials must not change",
         ".sweep.rungs",
     ),
 )

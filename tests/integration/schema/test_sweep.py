@@ -57,6 +57,16 @@ REFUSED: dict[str, tuple[Json, str]] = {
     "a rung twice": (asha(rungs=(100, 100)), "Duplicate value"),
     "a rung between two evaluations": (asha(rungs=(100, 150)), NOT_EVALUATED),
     "rungs without evaluations": (asha(spec={"training": {}}), NOT_EVALUATED),
+    "a rung at the last step": (
+        asha(spec={"training": {"evalEverySteps": 100, "maxSteps": 300}}),
+        NOT_EVALUATED,
+    ),
+    "accuracies of checkpoints that differ among the trials": (
+        sweep(
+            {"field": "training.select", "values": ["Last", "Best"]}, metric="eval_reward_accuracy", spec=DPO
+        ),
+        NO_ACCURACY,
+    ),
     "evaluations that differ among the trials": (
         asha({"field": "training.evalEverySteps", "values": [50, 100]}),
         NOT_EVALUATED,

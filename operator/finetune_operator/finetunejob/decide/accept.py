@@ -17,6 +17,7 @@ from finetune_operator.finetunejob.pods import own_code
 from finetune_operator.finetunejob.pods.workspace import workspace_mistakes
 from finetune_operator.finetunejob.preparation import backends, catalog, conf_credentials
 from finetune_operator.finetunejob.resolve import resolve, resolved
+from finetune_operator.finetunejob.sweep import metric
 from finetune_operator.finetunejob.sweep.objects import delivers_model
 from finetune_operator.policy.address import find_passwords
 from finetune_operator.policy.result import Continue, Outcome, Stop
@@ -35,6 +36,10 @@ _WITH_DATABRICKS, _WITH_MLFLOW = Settings(tracking_uri=DATABRICKS), Settings(tra
 _NO_SERVER = (
     "spec.register requires an MLflow server: install the chart with tracking.uri, or create a FineTuneJob with another name and "
     "spec.tracking.uri"
+)
+_NO_EVALUATIONS = (
+    "sweep.rungs and sweep.metric eval_reward_accuracy require an MLflow server, which has the evaluations of the trials: install the chart "
+    "with tracking.uri, or create a FineTuneJob with another name and spec.tracking.uri"
 )
 
 
@@ -162,6 +167,8 @@ def obstacles(
     tracking_server, _ = settings.servers(spec.tracking)
     if spec.register_ and not tracking_server:
         yield ConditionReason.MLFLOW_NOT_CONFIGURED, _NO_SERVER
+    if spec.sweep and metric.needs_evaluations(spec.sweep) and not tracking_server:
+        yield ConditionReason.MLFLOW_NOT_CONFIGURED, _NO_EVALUATIONS
     field_mistakes = [*mistakes_of_fixed_fields(spec, settings)]
     if field_mistakes:
         yield ConditionReason.INSTALLATION_MISMATCH, _MISMATCH.format(mistakes="; ".join(field_mistakes))

@@ -14,6 +14,7 @@ from finetune_operator.finetunejob.observe.background_reads import BackgroundRea
 from finetune_operator.finetunejob.observe.run_poller import RunPoller
 from finetune_operator.finetunejob.sweep.rungs import DueRead, list_due_reads
 from finetune_operator.mlflow.runs import Server
+from finetune_operator.registry.outages import is_unreachable
 from finetune_operator.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -49,7 +50,7 @@ class TrialEvaluationReader:
             KubeError: the Secret with the credentials could not be read.
         """
         sweep = ftj.spec.sweep if ftj.spec else None
-        if ftj.spec is None or sweep is None:
+        if ftj.spec is None or sweep is None or ftj.is_finished:
             return {}
         due_reads = list_due_reads(sweep, ftj.status.sweep, children, ftj.name)
         if not due_reads:
@@ -78,5 +79,17 @@ class TrialEvaluationReader:
 
 
 def _read_values(server: Server, metric: str, due_reads: list[DueRead]) -> Evaluations:
-    """Read the values of a metric of some trials. The call blocks."""
-    return {due.number: server.read_metric(due.run_id, metric) for due in due_reads}
+    """Read the values of a metric of some trials, without those whose run the server refuses. The call blocks.
+
+    Raises:
+        ExternalError: the server cannot be reached.
+    """
+    values: dict[int, Mapping[int, float]] = {}
+    for due in due_reads:
+        try:
+            values[due.number] = server.read_metric(due.run_id, metric)
+        except ExternalError as error:
+            if is_unreachable(error.problem):
+                raise
+            log.warning("cannot read %s of MLflow run %s: %s", metric, due.run_id, error.problem.message)
+    return values

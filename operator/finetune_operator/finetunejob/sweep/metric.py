@@ -14,6 +14,11 @@ from finetune_operator.finetunejob.sweep import trial_state
 EVAL_LOSS = "eval_loss"
 
 
+def needs_evaluations(sweep: Sweep) -> bool:
+    """Whether trials are compared by their evaluations in MLflow: at rungs, or because the status has the evaluation loss alone."""
+    return sweep.rungs is not None or sweep.metric != EVAL_LOSS
+
+
 def is_undecided(sweep: Sweep, trial: Trial | None, child: Json) -> bool:
     """Whether a trial has succeeded, and only its evaluations say how well: the child's status has the evaluation loss alone."""
     is_recorded = trial is not None and trial.phase in FINISHED_PHASES
@@ -28,13 +33,17 @@ def read_value(spec: FineTuneJobSpec, sweep: Sweep, child: Json, values: Mapping
     """
     if sweep.metric == EVAL_LOSS:
         return trial_state.read_loss(child)
-    if trial_state.read_phase(child) != "Succeeded":
+    # The evaluation at step 0 is that of the base model.
+    trained = {step: value for step, value in values.items() if step > 0}
+    if trial_state.read_phase(child) != "Succeeded" or not trained:
         return None
-    finite = {step: value for step, value in values.items() if math.isfinite(value)}
-    if not finite:
-        return None
-    # NB: the schema requires that select Best decides by the metric.
-    return max(finite.values()) if spec.training.select == "Best" else finite[max(finite)]
+    saved = trained[max(trained)]
+    if spec.training.select == "Best":
+        # NB: the schema requires that select decides by the metric. A checkpoint that is not better than the base is not kept.
+        finite = [value for value in trained.values() if math.isfinite(value)]
+        best = max(finite, default=-math.inf)
+        saved = best if best > values.get(0, -math.inf) else saved
+    return saved if math.isfinite(saved) else None
 
 
 def rank(sweep: Sweep, value: float | None, number: int) -> tuple[float, int]:

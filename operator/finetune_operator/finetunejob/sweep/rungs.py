@@ -1,7 +1,7 @@
-"""Asynchronous successive halving (ASHA): which trials wait at a rung, and which go on.
+"""Asynchronous successive halving (ASHA): which trials wait at a rung, and which are promoted.
 
 Algorithm 2 of Li et al., "A System for Massively Parallel Hyperparameter Tuning" (arXiv:1810.05934), with a limit of trials. A trial that
-waits is suspended, so it can go on whenever the trials that reach its rung after it are worse.
+waits is suspended, so it can be promoted whenever the trials that reach its rung after it are worse.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from finetune_operator.finetunejob.model import FINISHED_PHASES
 from finetune_operator.finetunejob.sweep import metric, objects, trial_state
 
 REDUCTION_FACTOR = 3
-"""Of so many trials at a rung, one goes on."""
+"""Of so many trials at a rung, one is promoted."""
 
 
 class DueRead(NamedTuple):
@@ -32,8 +32,13 @@ class DueRead(NamedTuple):
 
 
 def is_waiting(trial: Trial) -> bool:
-    """Whether a trial waits at a rung: it has reached the rung, and may not go on yet."""
+    """Whether a trial waits at a rung: it has reached the rung, and was not promoted."""
     return trial.phase not in FINISHED_PHASES and len(trial.rungs or ()) > (trial.promotions or 0)
+
+
+def has_passed_all(sweep: Sweep, trial: Trial) -> bool:
+    """Whether a trial was promoted from every rung. One that has ended without may have stopped early."""
+    return (trial.promotions or 0) == len(sweep.rungs or ())
 
 
 def is_active(trial: Trial) -> bool:
@@ -55,7 +60,7 @@ def list_due_reads(
         child = children.get(objects.trial_name(name, trial.n), {})
         run_id = (trial_state.read_part(child, "mlflow") or {}).get("runId")
         step = next(_list_next_steps(sweep, trial), None)
-        has_reached = step is not None and step <= (trial_state.read_step(child) or 0)
+        has_reached = step is not None and trial_state.has_reached(child, step)
         if run_id and (has_reached or metric.is_undecided(sweep, trial, child)):
             due_reads.append(DueRead(trial.n, run_id, step if has_reached else None))
     return due_reads
@@ -66,7 +71,7 @@ def record_rungs(sweep: Sweep, trial: Trial, values: Mapping[int, float], *, is_
 
     Args:
         values: the values of the metric at the evaluations of the trial, by step.
-        is_comparable: whether the trial reads the rows of the other trials. Without, it stays at its next rung.
+        is_comparable: whether the trial reads the rows of the other trials. Without, it has no value at a rung, and is never promoted.
     """
     reached = list(trial.rungs or ())
     for step in _list_next_steps(sweep, trial):
@@ -85,7 +90,7 @@ def _list_next_steps(sweep: Sweep, trial: Trial) -> Iterator[int]:
 
 
 def promote(sweep: Sweep, trials: Sequence[Trial], places: int) -> list[Trial]:
-    """The trials, of which as many go on as may, and as there are places for."""
+    """The trials, of which those are promoted that may be, as long as there are places."""
     promoted = {trial.n: trial for trial in trials}
     for _place in range(places):
         trial = _find_promotable(sweep, list(promoted.values()))
@@ -96,8 +101,8 @@ def promote(sweep: Sweep, trials: Sequence[Trial], places: int) -> list[Trial]:
 
 
 def promote_furthest(sweep: Sweep, trials: Sequence[Trial]) -> list[Trial]:
-    """The trials, of which the best one at the highest rung goes on: with few trials, none is among the best third."""
-    waiting = [trial for trial in trials if is_waiting(trial)]
+    """The trials, of which the best one at the highest rung is promoted: with few trials, none is among the best third."""
+    waiting = [trial for trial in trials if _may_pass(trial)]
     if not waiting:
         return list(trials)
     furthest = min(
@@ -114,11 +119,16 @@ def _find_promotable(sweep: Sweep, trials: Sequence[Trial]) -> Trial | None:
             key=lambda trial: _rank(sweep, trial, rung),
         )
         best_third = at_rung[: len(at_rung) // REDUCTION_FACTOR]
-        promotable = (trial for trial in best_third if is_waiting(trial) and trial.promotions == rung)
+        promotable = (trial for trial in best_third if _may_pass(trial) and trial.promotions == rung)
         trial = next(promotable, None)
         if trial:
             return trial
     return None
+
+
+def _may_pass(trial: Trial) -> bool:
+    """Whether a trial waits at a rung with a value that can be compared."""
+    return is_waiting(trial) and (trial.rungs or [])[-1].metric is not None
 
 
 def _rank(sweep: Sweep, trial: Trial, rung: int) -> tuple[float, int]:

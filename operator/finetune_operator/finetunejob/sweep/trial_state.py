@@ -44,6 +44,13 @@ def read_step(child: Json) -> int | None:
     return step
 
 
+def has_reached(child: Json, step: int) -> bool:
+    """Whether a child has done this step, and has another one to do or has ended after it: at its last step, it delivers its model."""
+    progress = _part(child, "progress")
+    done, max_steps = progress.get("step") or 0, progress.get("maxSteps")
+    return step <= done and (max_steps is None or step < max_steps)
+
+
 def read_part(child: Json, name: str) -> Json | None:
     """A part of the status of a child; None if it is not set."""
     return _status(child).get(name)

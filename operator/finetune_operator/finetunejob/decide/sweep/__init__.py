@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from finetune_crds.conditions import ConditionType
 from finetune_operator.finetunejob.decide import accept, deadline, finish, resolve_alias, suspend, track
 from finetune_operator.finetunejob.decide.sweep import check_trials, deliver, follow, run_trials, wait
 from finetune_operator.finetunejob.draft.draft import Draft
@@ -23,7 +24,9 @@ POLICIES = (
 
 
 def clean_up(draft: Draft) -> None:
-    """Suspend the trials that still run, close the MLflow run, and delete the FineTuneJobs when the TTL expires."""
+    """Suspend the trials that still run, close the MLflow run, and delete FineTuneJobs: those at a rung, and all when the TTL expires."""
+    if draft.holds(ConditionType.SUCCEEDED):
+        run_trials.delete_waiting(draft)
     follow.follow_parent(draft, is_suspended=True)
     finish.close_run(draft)
     finish.delete_children(draft)

@@ -38,7 +38,7 @@ def run_trials(draft: Draft) -> Outcome:
         track.report_wait(draft)
         return Stop
     trials = _promote_trials(draft, plan, trials)
-    if len(trials) < plan.planned or any(map(rungs.is_active, trials)):
+    if not _are_done(draft, plan, trials):
         trials = _start_trials(draft, plan, trials)
         if draft.suggestions:
             return Stop
@@ -46,7 +46,7 @@ def run_trials(draft: Draft) -> Outcome:
         _record(draft, plan, trials)
         _report(draft, plan, trials)
         return Stop
-    _record(draft, plan, trials)
+    _record(draft, plan, trials, are_done=True)
     return _finish(draft, trials)
 
 
@@ -57,15 +57,30 @@ def _follow(draft: Draft, trials: Sequence[Trial]) -> None:
 
 
 def _promote_trials(draft: Draft, plan: Plan, trials: list[Trial]) -> list[Trial]:
-    """With ASHA, let trials go on that wait at a rung. If nothing else is left to do, one always reaches the end."""
+    """With ASHA, promote trials that wait at a rung. If nothing else is left to do, one trial always passes all rungs."""
     sweep = get_sweep(draft)
     if not sweep.rungs:
         return trials
     trials = rungs.promote(sweep, trials, sweep.parallel - sum(map(rungs.is_active, trials)))
-    are_done = len(trials) == plan.planned and not any(map(rungs.is_active, trials))
-    if are_done and metric.get_best(sweep, trials) is None:
+    has_result = any(trial.metric is not None and rungs.has_passed_all(sweep, trial) for trial in trials)
+    if _are_done(draft, plan, trials) and not has_result:
         return rungs.promote_furthest(sweep, trials)
     return trials
+
+
+def _are_done(draft: Draft, plan: Plan, trials: Sequence[Trial]) -> bool:
+    """Whether every trial has ended or waits at a rung, suspended, and nothing is left to read of any of them."""
+    are_settled = all(map(_is_settled, trials))
+    return len(trials) == plan.planned and are_settled and not _list_due_reads(draft, trials)
+
+
+def _is_settled(trial: Trial) -> bool:
+    return trial.phase in FINISHED_PHASES or (rungs.is_waiting(trial) and trial.phase == "Suspended")
+
+
+def _list_due_reads(draft: Draft, trials: Sequence[Trial]) -> list[rungs.DueRead]:
+    recorded = SweepStatus(trials=list(trials))
+    return rungs.list_due_reads(get_sweep(draft), recorded, draft.observed.children, draft.ftj.name)
 
 
 class Plan(NamedTuple):
@@ -100,8 +115,11 @@ def _read_trials(draft: Draft, plan: Plan) -> list[Trial]:
     for number, trial_values in plan.values.items():
         before = recorded.get(number)
         child = draft.observed.children.get(objects.trial_name(draft.ftj.name, number))
-        if before and (before.phase in FINISHED_PHASES or (child is None and rungs.is_waiting(before))):
+        if before and before.phase in FINISHED_PHASES:
             trials.append(_read_rungs(draft, before, child))
+        elif before and child is None and rungs.is_waiting(before):
+            # It has no pods. It is created again only if it is promoted.
+            trials.append(before.model_copy(update={"phase": "Suspended"}))
         elif child and metric.is_undecided(sweep, before, child) and number not in draft.observed.evaluations:
             # Its end is recorded with its value.
             trials.append(before or _plan_trial(number, trial_values))
@@ -221,14 +239,18 @@ def _has_too_many_failures(draft: Draft, trials: Sequence[Trial]) -> bool:
     return True
 
 
-def _record(draft: Draft, plan: Plan, trials: list[Trial]) -> None:
-    """Record the trials, the progress, the data and the usage."""
+def _record(draft: Draft, plan: Plan, trials: list[Trial], *, are_done: bool = False) -> None:
+    """Record the trials, the progress, the data and the usage.
+
+    Args:
+        are_done: whether no trial runs any more, so that those that wait at a rung have ended too.
+    """
     numbers = {trial.n for trial in trials}
     # The values of a trial stay, even if somebody has deleted it.
     recorded = [trial for trial in (draft.status.sweep or SweepStatus()).trials if trial.n not in numbers]
     trials = sorted([*trials, *recorded], key=lambda trial: trial.n)
     best = metric.get_best(get_sweep(draft), trials)
-    ended = sum(not rungs.is_active(trial) for trial in trials)
+    ended = sum(are_done or trial.phase in FINISHED_PHASES for trial in trials)
     draft.update(sweep=SweepStatus(best=best.n if best else None, planned=plan.planned, trials=trials))
     summary = f"{ended}/{plan.planned}" + (f", best {_format_metric(best)}" if best else "")
     draft.update(
@@ -292,10 +314,12 @@ def _report(draft: Draft, plan: Plan, trials: Sequence[Trial]) -> None:
     if best:
         message += f"; {describe_best(draft, best)}"
     message += _describe_other_rows(draft)
-    draft.set(ConditionType.TRAINED, False, reason, message)
-    if rungs.list_due_reads(get_sweep(draft), draft.status.sweep, draft.observed.children, draft.ftj.name):
+    unread = [objects.trial_name(draft.ftj.name, due.number) for due in _list_due_reads(draft, trials)]
+    if unread:
         # MLflow may be away, and a trial may have reported its step a moment before its evaluation.
         draft.requeue_after(draft.settings.poll_seconds)
+        message += f"; waiting for the evaluations of {join_names(unread)} in MLflow"
+    draft.set(ConditionType.TRAINED, False, reason, message)
     follow.report_obstacle(draft)
 
 
@@ -311,25 +335,25 @@ def _finish(draft: Draft, trials: Sequence[Trial]) -> Outcome:
         return Stop
     count = f"{len(trials)} trials have ended" if len(trials) > 1 else "1 trial has ended"
     failed = sum(trial.phase == "Failed" for trial in trials)
-    _delete_waiting(draft, trials)
     stopped = sum(map(rungs.is_waiting, trials))
-    failures = f", {failed} of them failed" if failed else ""
-    failures += f", {stopped} of them at a rung" if stopped else ""
+    details = f", {failed} of them failed" if failed else ""
+    details += f", {stopped} of them at a rung" if stopped else ""
     draft.set(
         ConditionType.TRAINED,
         True,
         ConditionReason.TRAINED,
-        f"{count}{failures}; {describe_best(draft, best)}{_describe_other_rows(draft)}",
+        f"{count}{details}; {describe_best(draft, best)}{_describe_other_rows(draft)}",
     )
     return Continue
 
 
-def _delete_waiting(draft: Draft, trials: Sequence[Trial]) -> None:
-    """Delete the trials that still wait at a rung when all others have ended, which closes their runs in MLflow.
+def delete_waiting(draft: Draft) -> None:
+    """Delete the trials that wait at a rung when the sweep has succeeded, which closes their runs in MLflow.
 
-    NB: the status is written after the deletions, so an interrupted pass is repeated.
+    NB: not before, since the usage is the sum over the FineTuneJobs that exist. The status is written after the deletions, so an interrupted
+    pass is repeated.
     """
-    for trial in trials:
+    for trial in (draft.status.sweep or SweepStatus()).trials:
         child = draft.observed.children.get(objects.trial_name(draft.ftj.name, trial.n))
         if child and rungs.is_waiting(trial):
             draft.remove(child, "FineTuneJob")

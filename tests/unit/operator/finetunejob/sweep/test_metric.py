@@ -24,7 +24,16 @@ VALUES: dict[str, tuple[Sweep, str, str, dict[int, float], float | None]] = {
     "the loss before its end": (LOSS, "Last", "Training", {}, None),
     "the last accuracy": (ACCURACY, "Last", "Succeeded", {20: 0.7, 10: 0.8}, 0.7),
     "the accuracy of the best checkpoint": (ACCURACY, "Best", "Succeeded", {10: 0.8, 20: 0.7}, 0.8),
-    "an accuracy that is no number": (ACCURACY, "Last", "Succeeded", {10: 0.8, 20: math.nan}, 0.8),
+    "an accuracy that is no number": (ACCURACY, "Last", "Succeeded", {10: 0.8, 20: math.nan}, None),
+    "the best checkpoint without such an accuracy": (
+        ACCURACY,
+        "Best",
+        "Succeeded",
+        {10: 0.8, 20: math.nan},
+        0.8,
+    ),
+    "no checkpoint is better than the base": (ACCURACY, "Best", "Succeeded", {0: 0.8, 10: 0.8, 20: 0.7}, 0.7),
+    "the accuracy of the base": (ACCURACY, "Last", "Succeeded", {0: 0.8}, None),
     "no accuracy": (ACCURACY, "Last", "Succeeded", {}, None),
     "the accuracy before its end": (ACCURACY, "Last", "Training", {10: 0.8}, None),
 }
@@ -43,7 +52,7 @@ def test_the_value_of_a_trial(
 def test_the_best_trial(sweep: Sweep, best: int) -> None:
     values = {1: None, 2: 0.9, 3: 0.1, 4: 0.1, 5: 0.9}
     trials = [Trial(n=n, parameters={}, metric=value) for n, value in values.items()]
-    found = metric.get_best(sweep, trials)
-    assert found
-    assert found.n == best
+    chosen = metric.get_best(sweep, trials)
+    assert chosen
+    assert chosen.n == best
     assert metric.get_best(sweep, trials[:1]) is None

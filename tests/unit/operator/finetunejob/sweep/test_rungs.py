@@ -21,7 +21,7 @@ SWEEP = Sweep.model_validate(
 )
 REACHED = [Rung(step=10, metric=0.5), Rung(step=30, metric=0.4)]
 # The number of recorded rungs, of promotions, the phase and the step of a trial, and the step of the rung that is due.
-DUE: dict[str, tuple[int, int, str, int, int | None]] = {
+DUE: dict[str, tuple[int, int, Any, int, int | None]] = {
     "before its rung": (0, 0, "Training", 9, None),
     "at its rung": (0, 0, "Training", 10, 10),
     "past its rung": (0, 0, "Training", 31, 10),
@@ -30,13 +30,17 @@ DUE: dict[str, tuple[int, int, str, int, int | None]] = {
     "it went past all rungs": (2, 2, "Training", 40, None),
     "it has ended before it was seen": (0, 0, "Succeeded", 40, 10),
     "it has ended before its rung": (0, 0, "Failed", 5, None),
+    "its last step": (1, 1, "Training", 30, None),
 }
+MAX_STEPS = {"its last step": 30}
 
 
-@pytest.mark.parametrize(("rungs", "promotions", "phase", "step", "due"), DUE.values(), ids=DUE)
-def test_which_rung_is_due(rungs: int, promotions: int, phase: Any, step: int, due: int | None) -> None:
+@pytest.mark.parametrize("case", DUE)
+def test_which_rung_is_due(case: str) -> None:
+    rungs, promotions, phase, step, due = DUE[case]
     trial = Trial(n=2, parameters={}, phase=phase, rungs=REACHED[:rungs], promotions=promotions)
-    child: Json = {"status": {"progress": {"step": step}, "mlflow": {"runId": "r"}}}
+    progress = {"step": step, "maxSteps": MAX_STEPS.get(case, 100)}
+    child: Json = {"status": {"progress": progress, "mlflow": {"runId": "r"}}}
     due_reads = list_due_reads(SWEEP, SweepStatus(trials=[trial]), {"tune-2": child}, "tune")
     assert due_reads == ([DueRead(2, "r", due)] if due else [])
 

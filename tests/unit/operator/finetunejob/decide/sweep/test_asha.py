@@ -114,11 +114,15 @@ class Played:
         """Let a trial reach a rung or its end."""
         status = self.children[f"tune-{number}"]["status"]
         if rung == len(RUNGS):
-            status |= {"phase": "Succeeded", "progress": {"step": END}}
-            status["model"] = {"evalLoss": self.curves.losses[number][END]}
+            self.end(number, END, self.curves.losses[number][END])
         else:
             status["progress"] = {"step": RUNGS[rung]}
             self.losses.setdefault(number, {})[RUNGS[rung]] = self.curves.losses[number][RUNGS[rung]]
+
+    def end(self, number: int, step: int, loss: float) -> None:
+        """Let a trial succeed after some steps."""
+        status = self.children[f"tune-{number}"]["status"]
+        status |= {"phase": "Succeeded", "progress": {"step": step}, "model": {"evalLoss": loss}}
 
     def trials(self) -> dict[int, Trial]:
         return {trial.n: trial for trial in (self.job.status.sweep or SweepStatus()).trials}
@@ -214,7 +218,7 @@ def test_a_trial_that_waits_is_suspended_and_leaves_its_place() -> None:
     )
 
 
-def test_the_best_third_goes_on() -> None:
+def test_the_best_third_is_promoted() -> None:
     played = start(THREE)
     for number in (1, 3):
         played.reach(number, 0)
@@ -225,7 +229,7 @@ def test_the_best_third_goes_on() -> None:
     assert suspended == {"tune-1": True, "tune-2": False, "tune-3": True}
 
 
-def test_with_few_trials_one_goes_on_to_the_end_and_the_others_are_deleted() -> None:
+def test_with_few_trials_one_passes_all_rungs_and_the_others_are_deleted() -> None:
     played = start(THREE)
     for number, rung in [(1, 0), (3, 0), (2, 0), (2, 1), (2, 2), (2, 3)]:
         played.reach(number, rung)
@@ -243,21 +247,21 @@ def test_with_few_trials_one_goes_on_to_the_end_and_the_others_are_deleted() -> 
     ]
 
 
-def test_the_highest_accuracy_goes_on() -> None:
+def test_the_highest_accuracy_is_promoted() -> None:
     played = start(THREE, metric="eval_reward_accuracy")
     for number in (1, 2, 3):
         played.reach(number, 0)
     assert played.decide() == [(1, 1)]
 
 
-def test_a_failed_trial_does_not_go_on() -> None:
+def test_a_failed_trial_is_not_promoted() -> None:
     played = start(THREE)
     for number in (2, 1):
         played.reach(number, 0)
         played.decide()
     played.children["tune-2"]["status"]["phase"] = "Failed"
     played.reach(3, 0)
-    # tune-2 stays the best of the three at the rung; when nothing else runs, the best one that can goes on.
+    # tune-2 stays the best of the three at the rung; when nothing else runs, the best one that can is promoted.
     assert played.decide() == [(3, 1)]
 
 
@@ -269,6 +273,77 @@ def test_a_loss_that_is_no_number_is_the_worst() -> None:
     assert [rung.metric for rung in played.trials()[1].rungs or ()] == [None]
 
 
+def test_a_trial_whose_loss_is_no_number_is_never_promoted() -> None:
+    nothing = float("nan")
+    played = start(
+        {n: [nothing] * 4 for n in range(1, 8)} | {8: [0.5, nothing, 0.5, 0.5], 9: [0.7, 0.7, 0.7, 0.7]}
+    )
+    for number in range(1, 10):
+        played.reach(number, 0)
+    assert played.decide() == [(8, 1), (9, 1)]
+    for number in (8, 9):
+        played.reach(number, 1)
+    # tune-8 is at the same rung, with nothing to compare.
+    assert played.decide() == [(9, 2)]
+
+
+def test_a_trial_that_stopped_early_does_not_end_the_sweep() -> None:
+    played = start(THREE)
+    played.end(1, 5, 9.0)
+    for number, rung in [(2, 0), (3, 0)]:
+        played.reach(number, rung)
+    assert played.decide() == [(2, 1)]
+    for rung in (1, 2, 3):
+        played.reach(2, rung)
+        played.decide()
+    sweep = played.job.status.sweep
+    assert sweep is not None
+    assert (sweep.best, played.job.status.phase) == (2, "Succeeded")
+
+
+def test_the_sweep_ends_only_when_the_last_trial_is_suspended() -> None:
+    played = start(THREE)
+    for number, rung in [(2, 0), (1, 0)]:
+        played.reach(number, rung)
+        played.decide()
+    played.end(2, END, 0.4)
+    played.decide()
+    played.reach(3, 0)
+    played.decide()
+    played.children["tune-3"]["status"]["phase"] = "Training"
+    assert said(played.decide_once(), ConditionType.SUCCEEDED) is None
+
+
+def test_what_was_not_read_yet_is_awaited() -> None:
+    played = start(THREE, metric="eval_reward_accuracy")
+    for number in (1, 2, 3):
+        played.reach(number, 0)
+    played.decide()
+    for rung in (1, 2):
+        played.reach(1, rung)
+        played.decide()
+    played.end(1, END, 0.0)
+    losses, played.losses = played.losses, {}
+    trained = said(played.decide_once(), ConditionType.TRAINED)
+    assert trained
+    assert trained[2].endswith("; tune-1 runs; waiting for the evaluations of tune-1 in MLflow")
+    played.losses = {1: losses[1] | {END: 0.9}}
+    played.decide()
+    assert played.trials()[1].metric == 0.9
+
+
+def test_the_usage_of_deleted_trials_counts() -> None:
+    played = start(THREE)
+    for child in played.children.values():
+        child["status"]["usage"] = {"podHours": 4.0, "gpuHours": 8.0, "jobs": []}
+    for number, rung in [(1, 0), (3, 0), (2, 0), (2, 1), (2, 2), (2, 3)]:
+        played.reach(number, rung)
+        played.decide()
+    assert [*played.children] == ["tune-2"]
+    assert played.job.status.usage is not None
+    assert played.job.status.usage.pod_hours == 12.0
+
+
 def test_a_trial_that_ran_past_its_next_rung_waits_there_at_once() -> None:
     played = start(THREE)
     for number, rung in [(2, 0), (2, 1), (1, 0), (3, 0)]:
@@ -277,7 +352,7 @@ def test_a_trial_that_ran_past_its_next_rung_waits_there_at_once() -> None:
     assert [rung.step for rung in played.trials()[2].rungs or ()] == [10, 30]
 
 
-def test_a_deleted_trial_that_waits_starts_again_only_to_go_on() -> None:
+def test_a_deleted_trial_that_waits_starts_again_only_when_promoted() -> None:
     played = start(THREE)
     for number in (2, 1):
         played.reach(number, 0)
