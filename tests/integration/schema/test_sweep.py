@@ -33,9 +33,7 @@ def asha(*parameters: Json, rungs: tuple[int, ...] = (100, 300), spec: Json | No
 DPO: Json = {"objective": {"type": "DPO"}, "data": prepared(columns={"type": "Preference"})}
 NO_ACCURACY = "sweep.metric eval_reward_accuracy requires objective.type DPO, "
 EVALUATED: Json = {"training": {"evalEverySteps": 100}}
-NOT_EVALUATED = (
-    "each of sweep.rungs must be a multiple of training.evalEverySteps, which trials must not change"
-)
+NOT_EVALUATED = "each of sweep.rungs must be a multiple of training.evalEverySteps and below training.maxSteps, which trials must not change"
 REFUSED: dict[str, tuple[Json, str]] = {
     "a field twice": (sweep(RATES, RATES), "the fields of parameters must differ"),
     "a part of another field": (
