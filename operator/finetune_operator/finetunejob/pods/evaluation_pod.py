@@ -67,6 +67,9 @@ def _build_job_recipe(draft: Draft, version: RegisteredVersion) -> JobRecipe:
         pinned_splits = splits.pin(version.tags.get(contract.TAG_DATA_VERSION, ""))
         recipe = recipe.model_copy(update={"data": data.model_copy(update={"splits": pinned_splits})})
     update: dict[str, object] = {"metrics_step": step_after_training(draft)}
+    if recipe.checkpoint:
+        # An evaluation reads no checkpoints, and a pod cannot look up another job.
+        update["checkpoint"] = recipe.checkpoint.model_copy(update={"resume_from": None})
     if evaluation.command:
         update["parameters"] = evaluation.parameters
     return recipe.model_copy(update=update)

@@ -64,6 +64,13 @@ def container(evaluation: Json, **parts: Any) -> Json:
     return containers
 
 
+def test_the_recipe_names_no_other_job() -> None:
+    """A pod cannot look up the job whose checkpoints training continued from, and an evaluation reads none."""
+    checkpoint = {"uri": "s3://bucket/runs", "resumeFrom": {"type": "Job", "name": "first"}}
+    recipe = evaluation_pod.build_recipe(draft({}, checkpoint=checkpoint), VERSION)["data"]["recipe.yaml"]
+    assert "resumeFrom" not in yaml.safe_load(recipe)["checkpoint"]
+
+
 def test_the_built_in_evaluation() -> None:
     all_pods, evaluate = (
         {"env": [{"name": name, "value": value}]} for name, value in (("ALL", "c"), ("A", "b"))
