@@ -87,7 +87,9 @@ class Draft(StatusBuilder[FineTuneJobStatus]):
 
     def fail(self, reason: ConditionReason, message: str) -> None:
         """Mark the job as failed, which is final. If a correction helps, the message explains how to apply it."""
-        again = f"; {_REAPPLY_HINT}" if reason in _CORRECTABLE_REASONS else ""
+        # The message may quote that of another job, which has the hint.
+        needs_hint = reason in _CORRECTABLE_REASONS and _REAPPLY_HINT not in message
+        again = f"; {_REAPPLY_HINT}" if needs_hint else ""
         self.set(ConditionType.FAILED, True, reason, f"{message}{again}")
         self.update(completion_time=self.now)
 

@@ -91,6 +91,18 @@ def test_a_last_job_that_fails_fails_the_sweep() -> None:
     )
 
 
+def test_a_failure_says_once_what_to_do() -> None:
+    hint = "this job has finished: create a FineTuneJob with another name and the correction, or delete this job first"
+    failed = condition_of(
+        ConditionType.FAILED, "True", ConditionReason.RECIPE_WRONG, f"no such layer; {hint}"
+    )
+    decision = after_trials(*ENDED, trial("best", "Failed", None, failed, parent=sweep_job(**OUTPUT)))
+    (condition,) = (item for item in decision.status.conditions if item.type == ConditionType.FAILED)
+    assert condition.message == (
+        f"FineTuneJob tune-best, which delivers the model of the best trial, failed: no such layer; {hint}"
+    )
+
+
 def test_a_best_trial_that_was_deleted_has_no_checkpoint_to_find() -> None:
     decision = after_trials(ENDED[0], *ENDED[2:])
     assert failure_of(decision) == (
