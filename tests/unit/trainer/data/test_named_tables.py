@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
 from databricks.sdk.service.catalog import DataSourceFormat, TableRowFilter, TableType
-from deltalake import write_deltalake
+from deltalake import CommitProperties, write_deltalake
 
 from finetune_crds.data import Splits
 from finetune_trainer.pod.exit_status import PodFailure
@@ -52,11 +53,28 @@ def workspace(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workspa
         yield running_workspace
 
 
-def write(folder: Path, split: str, texts: list[str]) -> None:
-    """Write a version of a table."""
+@pytest.fixture
+def local_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tables in local folders. NB: deltalake reads a table's history with Python's lock, which a server in this process needs."""
+    for split, texts in ROWS.items():
+        write(tmp_path, split, texts)
+
+    def locate(table: str, _field: str) -> unity_tables.TableFiles:
+        return unity_tables.TableFiles(str(tmp_path / "lake" / table.removeprefix("main.support.chat_")), {})
+
+    monkeypatch.setattr(unity_tables, "locate", locate)
+
+
+def write(folder: Path, split: str, texts: list[str], *, output: tuple[str, int] | None = None) -> None:
+    """Write a version of a table, as a preparation whose `output` has this path and version does."""
     # Rows of a table have a column of the name that marks splits elsewhere.
     rows = pa.table({"text": texts, "split": ["other"] * len(texts)})
-    write_deltalake(folder / "lake" / split, rows, mode="overwrite")
+    properties = None
+    if output is not None:
+        path, version = output
+        origin = json.dumps({"splitOf": {"path": path, "version": version, "split": split}})
+        properties = CommitProperties(custom_metadata={"userMetadata": origin})
+    write_deltalake(folder / "lake" / split, rows, mode="overwrite", commit_properties=properties)
 
 
 def texts_of(splits: Splits) -> dict[str, list[str]]:
@@ -75,7 +93,7 @@ def test_each_split_is_read_with_the_credentials_of_its_table(store: Store) -> N
     assert opened == {f"lake/{split}" for split in ROWS}
 
 
-@pytest.mark.usefixtures("workspace")
+@pytest.mark.usefixtures("local_tables")
 def test_a_run_reads_the_versions_that_were_the_newest_when_it_began(tmp_path: Path) -> None:
     named = SPLITS.model_copy(update={"test": "main.support.chat_test@v0"})
     write(tmp_path, "test", ["later"])
@@ -90,6 +108,29 @@ def test_a_run_reads_the_versions_that_were_the_newest_when_it_began(tmp_path: P
     other = Splits.model_validate({"type": "Tables", "train": "main.support.chat_train@v1"})
     assert other.pin(pinned.versions) == other
     assert texts_of(other) == {"train": ["later"], "validation": [], "test": []}
+
+
+@pytest.mark.usefixtures("local_tables")
+def test_tables_that_a_preparation_is_saving_are_not_mixed(tmp_path: Path) -> None:
+    write(tmp_path, "train", ["new"], output=("s3://b/splits", 8))
+    write(tmp_path, "validation", ["old"], output=("s3://b/splits", 7))
+    with pytest.raises(PodFailure) as failed:
+        read.pin_versions(SPLITS)
+    assert (failed.value.exit_code, failed.value.reason, failed.value.message) == (
+        1,
+        "MixedPreparations",
+        "data.splits.train main.support.chat_train is of version 8 of s3://b/splits, and data.splits.validation "
+        "main.support.chat_validation of version 7 of s3://b/splits: wait until the preparation has saved its tables, or name the "
+        "versions to read with @v",
+    )
+    # A version in the recipe, and a table that no preparation saved, are not compared.
+    named = SPLITS.model_copy(update={"validation": "main.support.chat_validation@v1"})
+    assert read.pin_versions(named).versions == "train=1,validation=1,test=0"
+    write(tmp_path, "validation", ["new"], output=("s3://b/splits", 8))
+    assert read.pin_versions(SPLITS).versions == "train=1,validation=2,test=0"
+    write(tmp_path, "test", ["new"], output=("s3://b/other", 8))
+    with pytest.raises(PodFailure, match="of version 8 of s3://b/other"):
+        read.pin_versions(SPLITS)
 
 
 @pytest.mark.usefixtures("workspace")

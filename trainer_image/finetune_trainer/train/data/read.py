@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from finetune_crds.data import parse_table
 from finetune_trainer.examples.columns import Column
+from finetune_trainer.examples.split_origin import SplitOrigin
 from finetune_trainer.examples.token_columns import ENCODING
+from finetune_trainer.pod.exit_status import TrainingError
 from finetune_trainer.train.data import delta_table, json_lines, parquet_files
 from finetune_trainer.train.data.split_columns import NO_TYPE, Rows, describe_columns
 from finetune_trainer.train.data.split_files import (
@@ -16,7 +18,7 @@ from finetune_trainer.train.data.split_files import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator
+    from collections.abc import Container, Iterator, Mapping
 
     from finetune_crds.data import Splits
 
@@ -101,9 +103,38 @@ def pin_versions(splits: Splits) -> Splits:
 
     Raises:
         DataError: a table or its version does not exist, or its log is corrupt.
+        TrainingError: the newest versions of the tables are of different preparations.
     """
     if splits.type == "Delta":
         return splits.pin(str(delta_table.open_table(splits, "train").version()))
     unpinned_splits = [split for split, name in splits.tables.items() if parse_table(name)[1] is None]
-    versions = {split: delta_table.open_table(splits, split).version() for split in unpinned_splits}
-    return splits.pin(",".join(f"{split}={version}" for split, version in versions.items()))
+    tables = {split: delta_table.open_table(splits, split) for split in unpinned_splits}
+    origins = {split: _find_origin(table) for split, table in tables.items()}
+    _check_origins(splits, origins)
+    return splits.pin(",".join(f"{split}={table.version()}" for split, table in tables.items()))
+
+
+def _find_origin(table: Any) -> SplitOrigin | None:
+    """Return the origin of the rows of an open table; None if the commit of its version is not of a preparation."""
+    commits = (commit for commit in table.history(1) if commit.get("version") == table.version())
+    return next((SplitOrigin.parse(commit.get("userMetadata")) for commit in commits), None)
+
+
+def _check_origins(splits: Splits, origins: Mapping[str, SplitOrigin | None]) -> None:
+    """Check that tables of splits are of the same version of a preparation's output, so that their rows are disjoint.
+
+    A preparation saves its tables one after another.
+
+    Raises:
+        TrainingError: they are of different versions, or of different outputs.
+    """
+    saved = [(split, origin) for split, origin in origins.items() if origin is not None]
+    for split, origin in saved[1:]:
+        first_split, first_origin = saved[0]
+        if (origin.path, origin.version) != (first_origin.path, first_origin.version):
+            raise TrainingError(
+                "MixedPreparations",
+                f"data.splits.{first_split} {splits.tables[first_split]} is of version {first_origin.version} of {first_origin.path}, "
+                f"and data.splits.{split} {splits.tables[split]} of version {origin.version} of {origin.path}: wait until the "
+                "preparation has saved its tables, or name the versions to read with @v",
+            )
