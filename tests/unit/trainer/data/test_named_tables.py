@@ -13,7 +13,7 @@ from deltalake import CommitProperties, write_deltalake
 from finetune_crds.data import Splits
 from finetune_trainer.pod.exit_status import PodFailure
 from finetune_trainer.storage import unity_tables
-from finetune_trainer.train.data import read, row_places
+from finetune_trainer.train.data import delta_table, read, row_places
 from fixtures import fake_databricks, fake_s3
 from fixtures.fake_databricks.tables import Tables
 
@@ -266,3 +266,19 @@ def test_credentials_that_expire_are_no_fault_of_the_data(store: Store, tmp_path
     with pytest.raises(PodFailure) as failed:
         next(batches)
     assert (failed.value.exit_code, failed.value.reason) == (1, "CredentialsExpired")
+
+
+@pytest.mark.usefixtures("workspace")
+def test_credentials_are_renewed_between_files(store: Store, tmp_path: Path) -> None:
+    write_deltalake(
+        tmp_path / "lake" / "train", pa.table({"text": ["later"], "split": ["other"]}), mode="append"
+    )
+    seconds = 0.0
+    batches = delta_table.read_rows(SPLITS, "train", ["text"], (), None, clock=lambda: seconds)
+    texts = [*next(batches)["text"]]
+    store.expired |= set(store.grants)
+    # A later version has other files.
+    write(tmp_path, "train", ["replaced"])
+    seconds = 31 * 60.0
+    texts += [text for rows in batches for text in rows["text"]]
+    assert sorted(texts) == ["a", "b", "later"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,13 +13,15 @@ from finetune_trainer.train.data.parquet_files import convert_batch, read_batche
 from finetune_trainer.train.data.split_columns import SPLIT_COLUMN, Rows, check_columns
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator, Mapping
+    from collections.abc import Callable, Container, Iterator, Mapping
 
     from finetune_crds.data import Splits
 
 _MAX_MESSAGE_CHARS = 300
 # The code of S3 for temporary credentials that are no longer valid.
 _EXPIRED = "ExpiredToken"
+# Age from which credentials of a catalog, which are valid for about an hour, are renewed before the next file.
+_MAX_CREDENTIALS_SECONDS = 30 * 60
 # Parts of Delta's messages about a log in which a file is corrupt or missing.
 _BROKEN_LOG = ("Json error", "Parquet error", "Expected contiguous commit files", "found in delta log")
 # What to do about a corrupt file of a table, for messages.
@@ -91,7 +94,7 @@ def _open(table: _TableVersion) -> Any:
         # NB: only a DeltaError: an OSError may quote XML of the object store, in which the words occur too.
         text = str(error) if isinstance(error, DeltaError) else ""
         if "Unsupported" in text:
-            raise _build_feature_error(table, error) from error
+            raise _build_feature_error(table.label, error) from error
         if any(mark in text for mark in _BROKEN_LOG):
             raise DataError(
                 "CorruptData",
@@ -116,20 +119,28 @@ def open_dataset(splits: Splits, name: str) -> Any:
     Raises:
         DataError: as in `open_table`.
     """
+    table = _locate(splits, name)
+    return _convert_to_dataset(_open(table), table.label)
+
+
+def _convert_to_dataset(delta: Any, label: str) -> Any:
+    """Return an open table as an Arrow dataset.
+
+    Raises:
+        DataError: it uses features that the trainer cannot read.
+    """
     from deltalake.exceptions import DeltaProtocolError
 
-    table = _locate(splits, name)
     try:
-        return _open(table).to_pyarrow_dataset()
+        return delta.to_pyarrow_dataset()
     except DeltaProtocolError as error:
-        raise _build_feature_error(table, error) from error
+        raise _build_feature_error(label, error) from error
 
 
-def _build_feature_error(table: _TableVersion, error: Exception) -> DataError:
+def _build_feature_error(label: str, error: Exception) -> DataError:
     return DataError(
         "UnsupportedTable",
-        f"{table.label} uses features that the trainer cannot read ({_shorten(error)}): rewrite it "
-        "without them",
+        f"{label} uses features that the trainer cannot read ({_shorten(error)}): rewrite it without them",
     )
 
 
@@ -139,17 +150,37 @@ def _shorten(error: Exception) -> str:
 
 
 def read_rows(
-    splits: Splits, name: str, columns: list[str], may_be_null: Container[str | None], label: str | None
+    splits: Splits,
+    name: str,
+    columns: list[str],
+    may_be_null: Container[str | None],
+    label: str | None,
+    *,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[Rows]:
-    """Yield the rows of a split as batches of columns; the arguments and errors are the same as in `read.read`."""
+    """Yield the rows of a split as batches of columns; the arguments and errors are the same as in `read.read`.
+
+    Args:
+        clock: returns seconds.
+    """
     address = describe_table(splits, name)
     table = f"the Delta table {address}"
-    dataset = open_dataset(splits, name)
+    located_seconds = clock()
+    delta = open_table(splits, name)
+    dataset = _convert_to_dataset(delta, table)
     # The table of one split has no split column.
     only = name if splits.type == "Delta" else None
     check_columns(dataset.schema, [*([SPLIT_COLUMN] if only else []), *columns], table, label)
-    for fragment in list_fragments(dataset, only):
-        where = f"{fragment.path} of {table}"
+    # NB: a table that is opened again must be at the same version, whose files these are.
+    pinned_splits = splits.pin(f"{name}={delta.version()}")
+    fragments = {fragment.path: fragment for fragment in list_fragments(dataset, only)}
+    for path in list(fragments):
+        if pinned_splits.tables and clock() - located_seconds > _MAX_CREDENTIALS_SECONDS:
+            located_seconds = clock()
+            dataset = open_dataset(pinned_splits, name)
+            fragments = {fragment.path: fragment for fragment in list_fragments(dataset, only)}
+        fragment = fragments[path]
+        where = f"{path} of {table}"
         # The value of each column if the file lacks it: that of the partition, or null if the column was added after the file.
         partition = get_partition_values(fragment)
         absent = {column: partition.get(column) for column in columns}
@@ -163,7 +194,7 @@ def read_rows(
 
 @contextmanager
 def _name_expiry(table: str) -> Iterator[None]:
-    """Raise TrainingError for credentials that expire while a table is read; the next attempt gets others."""
+    """Raise TrainingError for credentials that expire while a file is read; the next attempt gets others."""
     try:
         yield
     except OSError as error:
@@ -171,7 +202,7 @@ def _name_expiry(table: str) -> Iterator[None]:
             raise
         raise TrainingError(
             "CredentialsExpired",
-            f"the credentials for {table} expired before its rows were read: give the pods more CPU, or use a smaller table",
+            f"the credentials for {table} expired while a file was read: give the pods more CPU, or write the table in more files",
         ) from error
 
 
