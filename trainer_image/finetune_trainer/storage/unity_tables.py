@@ -28,6 +28,16 @@ if TYPE_CHECKING:
 _TABLE_TYPES = (None, TableType.MANAGED, TableType.EXTERNAL)
 # Features of Delta tables whose newest version only the catalog has.
 _CATALOG_MANAGED_FEATURES = ("delta.feature.catalogManaged", "delta.feature.catalogOwned-preview")
+# Parts of the SDK's ValueErrors about a login that is missing, contradictory or refused. It raises ValueError for every other response of
+# a token endpoint too, such as 503.
+_REFUSALS = (
+    "invalid_client",
+    "access_denied",
+    "unauthorized_client",
+    "not configured",
+    "cannot configure",
+    "more than one authorization method",
+)
 _MAX_MESSAGE_CHARS = 300
 _HTTP_TIMEOUT_SECONDS = 20.0
 _RETRY_TIMEOUT_SECONDS = 60
@@ -89,12 +99,11 @@ def locate(table: str, field: str) -> TableFiles:
             f"{label} is not in Unity Catalog, or its files are not readable with the login of tracking: correct the name, or grant USE "
             f"CATALOG, USE SCHEMA, SELECT and EXTERNAL USE SCHEMA ({_shorten(error)})",
         ) from error
-    # NB: the SDK raises ValueError for a missing login, and for a refused one.
-    except (Unauthenticated, ValueError) as error:
-        raise DataError(
-            "CatalogForbidden", f"the login of tracking cannot read {label}: {_shorten(error)}"
-        ) from error
-    except (DatabricksError, requests.RequestException, TimeoutError) as error:
+    except (DatabricksError, requests.RequestException, TimeoutError, ValueError) as error:
+        if isinstance(error, Unauthenticated) or is_refusal(error):
+            raise DataError(
+                "CatalogForbidden", f"the login of tracking cannot read {label}: {_shorten(error)}"
+            ) from error
         raise TrainingError(
             "CatalogUnreachable",
             f"Unity Catalog does not respond to the request for {label}: {_shorten(error)}",
@@ -112,6 +121,13 @@ def locate(table: str, field: str) -> TableFiles:
     }
     options = {name: value for name, value in credentials.items() if value}
     return TableFiles(uri, filesystems.build_delta_options(uri) | options)
+
+
+def is_refusal(error: Exception) -> bool:
+    """Whether an error of the SDK is about a login that is missing or refused, and not about a server that fails."""
+    # NB: errors of `requests` may be ValueErrors.
+    is_about_login = isinstance(error, ValueError) and not isinstance(error, requests.RequestException)
+    return is_about_login and any(part in str(error).lower() for part in _REFUSALS)
 
 
 def _check(info: TableInfo, label: str) -> None:

@@ -10,12 +10,15 @@ import pytest
 from databricks.sdk.service.catalog import DataSourceFormat, TableRowFilter, TableType
 from deltalake import CommitProperties, write_deltalake
 
+from finetune_crds.catalog import Catalog
 from finetune_crds.data import Splits
 from finetune_trainer.pod.exit_status import PodFailure
+from finetune_trainer.prep.source import unity_catalog
 from finetune_trainer.storage import unity_tables
 from finetune_trainer.train.data import delta_table, read, row_places
 from fixtures import fake_databricks, fake_s3
 from fixtures.fake_databricks.tables import Tables
+from fixtures.fake_databricks.unity import Refusal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -242,6 +245,37 @@ def test_a_login_that_is_refused_or_missing_is_said(
         texts_of(SPLITS)
     assert (failed.value.exit_code, failed.value.reason) == (65, "CatalogForbidden")
     assert failed.value.message.startswith(f"the login of tracking cannot read {FIELD}: ")
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "expected"),
+    [
+        (503, "temporarily_unavailable", (1, "CatalogUnreachable")),
+        (401, "invalid_client", (65, "CatalogForbidden")),
+    ],
+    ids=["fails", "refuses"],
+)
+def test_a_token_endpoint_that_fails_is_asked_by_the_next_attempt(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, status: int, code: str, expected: tuple[int, str]
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise Refusal(status, code, "No token.")
+
+    monkeypatch.setattr(workspace, "login", refuse)
+    for name in workspace.secret:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("DATABRICKS_HOST", workspace.uri)
+    monkeypatch.setenv("DATABRICKS_CLIENT_ID", "client")
+    monkeypatch.setenv("DATABRICKS_CLIENT_SECRET", "secret")
+    with pytest.raises(PodFailure) as failed:
+        texts_of(SPLITS)
+    assert (failed.value.exit_code, failed.value.reason) == expected
+    # The preparation has the same login.
+    with pytest.raises(PodFailure) as failed:
+        unity_catalog.locate(
+            "main.support.chat_train", "Delta", "data.source.table", Catalog(type="Databricks")
+        )
+    assert (failed.value.exit_code, failed.value.reason) == expected
 
 
 def test_a_workspace_that_does_not_answer_is_asked_by_the_next_attempt(

@@ -96,15 +96,23 @@ def _log_in(catalog: Catalog) -> Iterator[WorkspaceClient]:
 
     Raises:
         DataError: the login is not complete, or the server does not accept it.
+        TrainingError: the server does not answer the login.
     """
     try:
         yield WorkspaceClient(config=_build_config(catalog))
     except ValueError as error:
-        raise DataError("CatalogForbidden", f"the login to Unity Catalog fails: {_shorten(error)}") from error
+        message = f"the login to Unity Catalog fails: {_shorten(error)}"
+        if unity_tables.is_refusal(error):
+            raise DataError("CatalogForbidden", message) from error
+        raise TrainingError("CatalogUnreachable", message) from error
 
 
 def _build_config(catalog: Catalog) -> Config:
-    """Return the configuration of the SDK for a catalog."""
+    """Return the configuration of the SDK for a catalog.
+
+    Raises:
+        DataError: the Secret of the catalog is not complete.
+    """
     if catalog.unity_catalog:
         token = os.environ.get(TOKEN_KEY)
         # NB: auth_type keeps the SDK from sending this server the login of another workspace in the environment.
@@ -116,9 +124,10 @@ def _build_config(catalog: Catalog) -> Config:
     is_complete = host and (token or (client and secret))
     if secret_ref and not is_complete:
         # NB: the SDK would read the missing values from the environment, which may contain the login to another workspace.
-        raise ValueError(
-            f"Secret {secret_ref.name} of data.prepare.catalog needs DATABRICKS_HOST, and DATABRICKS_TOKEN or DATABRICKS_CLIENT_ID and "
-            "DATABRICKS_CLIENT_SECRET"
+        raise DataError(
+            "CatalogForbidden",
+            f"the login to Unity Catalog fails: Secret {secret_ref.name} of data.prepare.catalog needs DATABRICKS_HOST, and DATABRICKS_TOKEN or DATABRICKS_CLIENT_ID and "
+            "DATABRICKS_CLIENT_SECRET",
         )
     if token:
         return unity_tables.Login(_PRODUCT, host=host, token=token, auth_type="pat")
