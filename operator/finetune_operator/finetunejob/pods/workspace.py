@@ -24,6 +24,11 @@ def workspace_mistakes(spec: FineTuneJobSpec, settings: Settings) -> Iterator[st
     """Yield the mistakes in a spec that includes the defaults of the chart; the schema checks the user's spec alone."""
     server, registry = settings.servers(spec.tracking)
     yield from _find_unreachable_folders(spec, settings)
+    if spec.data and spec.data.splits and spec.data.splits.tables and server != DATABRICKS:
+        yield (
+            "spec.data.splits names tables of a Databricks workspace, which the training pods find with the login of spec.tracking: set "
+            "spec.tracking.uri to databricks, or use type Delta with the path of a table"
+        )
     is_run_in_workspace, is_model_in_workspace = server == DATABRICKS, registry == UNITY_CATALOG
     if spec.register_ and is_run_in_workspace != is_model_in_workspace:
         yield (

@@ -31,6 +31,7 @@ def spec(**parts: Any) -> FineTuneJobSpec:
     return FineTuneJobSpec.model_validate({"model": {"base": "m"}, "data": data} | parts)
 
 
+TABLES: Json = {"data": {"splits": {"type": "Tables", "train": "main.support.chat_train"}}}
 TEACHER: Json = {"type": "Distillation", "distillation": {"teacher": "models:/large@prod"}}
 
 MISTAKES: dict[str, tuple[Json, Settings, list[str]]] = {
@@ -114,6 +115,15 @@ MISTAKES: dict[str, tuple[Json, Settings, list[str]]] = {
             "login of spec.tracking: set spec.tracking.uri to databricks, or use the object storage behind it"
         ],
     ),
+    "tables, and runs elsewhere": (
+        TABLES | {"tracking": {"registryUri": "databricks-uc"}},
+        Settings(tracking_uri="http://m"),
+        [
+            "spec.data.splits names tables of a Databricks workspace, which the training pods find with the login of spec.tracking: set "
+            "spec.tracking.uri to databricks, or use type Delta with the path of a table"
+        ],
+    ),
+    "tables": (TABLES, BY_DEFAULT, []),
     "checkpoints in a volume": ({"checkpoint": {"uri": "/Volumes/main/llm/work"}}, BY_DEFAULT, []),
 }
 
