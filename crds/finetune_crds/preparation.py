@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 
+from finetune_crds import tables
 from finetune_crds.base import Json
 from finetune_crds.data import Data
 from finetune_crds.objective import COLUMNS_OF_OBJECTIVE, OBJECTIVES_OF_COLUMNS, Objective
@@ -47,6 +48,14 @@ def settings_digest(data: Data, model: Model, objective: Objective) -> str:
     """
     # pydantic's notation for every item of a list.
     excluded_by_source = {"__all__": _VERSION_FIELDS}
+    excluded_by_prepare: Json = {
+        "decontaminate": {"sources": excluded_by_source},
+        "catalog": {"unity_catalog": _LOGIN_FIELDS},
+    }
+    excluded_by_prepare |= dict.fromkeys(_IGNORED_FIELDS, True)
+    if not any(tables.list_sources(data)):
+        # Without tables to read, the catalog decides only where splits are saved.
+        excluded_by_prepare["catalog"] = True
     settings: Json = data.model_dump(
         mode="json",
         by_alias=True,
@@ -55,8 +64,7 @@ def settings_digest(data: Data, model: Model, objective: Objective) -> str:
         exclude={
             "source": dict.fromkeys(_VERSION_FIELDS, True)
             | {"sources": excluded_by_source, "feedback": _VERSION_FIELDS},
-            "prepare": dict.fromkeys(_IGNORED_FIELDS, True)
-            | {"decontaminate": {"sources": excluded_by_source}, "catalog": {"unity_catalog": _LOGIN_FIELDS}},
+            "prepare": excluded_by_prepare,
         },
     )
     # All settings of the model that can change its tokenizer.

@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 def list_tables(data: Data) -> Iterator[tuple[str, str]]:
     """Iterate over the tables that a preparation names: the field that names the table, such as data.source.table, and the name."""
-    yield from _list_sources(data)
+    yield from list_sources(data)
     yield from list_split_tables(data)
 
 
-def _list_sources(data: Data) -> Iterator[tuple[str, str]]:
-    """Iterate over the tables that a preparation reads, each after its field."""
+def list_sources(data: Data) -> Iterator[tuple[str, str]]:
+    """Iterate over the tables that a preparation reads from sources and evaluation sets, each after its field."""
     sources: list[tuple[str, TableLocation]] = data.source.tables if data.source else []
     if data.prepare and data.prepare.decontaminate:
         evaluation_sets = data.prepare.decontaminate.sources
@@ -60,7 +60,7 @@ def find_misnamed_tables(data: Data) -> Iterator[str]:
 
 def _find_replaced_tables(data: Data) -> Iterator[str]:
     """Iterate over errors about split tables that have the name of a source or of another split; catalogs ignore case."""
-    fields = {table.lower(): field for field, table in _list_sources(data)}
+    fields = {table.lower(): field for field, table in list_sources(data)}
     for field, table in list_split_tables(data):
         if other_field := fields.get(table.lower()):
             yield f"{field} {table} is the table of {other_field}: create a job that names another table"

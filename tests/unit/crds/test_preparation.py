@@ -15,6 +15,8 @@ EVALUATION: Json = {"name": "tasks", "type": "Hub", "dataset": "org/tasks"}
 PREPARE: Json = {"minChars": 10, "decontaminate": {"sources": [EVALUATION]}}
 WORK: Json = {"volume": "/Volumes/a/b/c", "compute": {"type": "Serverless"}}
 DATABRICKS: Json = {"mode": "Databricks", "databricks": WORK}
+TABLE: Json = {"type": "Delta", "table": "support.chats"}
+HIVE: Json = {"type": "Hive", "hive": {"uri": "thrift://a:9083"}}
 MIX: Json = {"type": "Mix", "sources": [{"name": "a", **SOURCE}]}
 
 
@@ -37,6 +39,7 @@ def evaluation(**fields: Any) -> Json:
 SAME: dict[str, Json] = {
     "another table": {"prepare": {"output": "/elsewhere"}},
     "tables for the splits": {"prepare": {"splitTables": {"train": "main.support.chat_train"}}},
+    "tables for the splits, with their catalog": {"prepare": {"splitTables": {"train": "support.chat_train"}, "catalog": HIVE}},
     "a table of its own": {"prepare": {"reuse": "Never"}},
     "more samples in the report": {"prepare": {"reportSamples": 20}},
     "executors": {"prepare": {"spark": {"mode": "Kubernetes", "executors": 4}}},
@@ -71,8 +74,6 @@ OTHER: dict[str, Json] = {
     "no tools": {"columns": {"type": "Messages"}},
     "Jinja": {"prepare": {"templateSyntax": "Jinja", "promptTemplate": "{{ a }}"}},
     "no Jinja": {"prepare": {"promptTemplate": "{{ a }}"}},
-    "a catalog": {"prepare": {"catalog": {"type": "Databricks"}}},
-    "another catalog": {"prepare": {"catalog": {"type": "Hive", "hive": {"uri": "thrift://a:9083"}}}},
     "another tokenizer": {"model": {"base": "org/other"}},
     "another revision of the tokenizer": {"model": {"base": "org/base", "revision": "v2"}},
     "another chat template": {"model": {"base": "org/base", "chatTemplate": {"type": "ChatML"}}},
@@ -131,7 +132,7 @@ def test_the_token_of_a_server_does_not_count() -> None:
     server = {"uri": "http://unity:8080"}
 
     def of(server: Json) -> str:
-        return digest(prepare={"catalog": {"type": "UnityCatalog", "unityCatalog": server}})
+        return digest(source=TABLE, prepare={"catalog": {"type": "UnityCatalog", "unityCatalog": server}})
 
     assert of(server) == of(server | {"secretRef": {"name": "unity"}}) != of({"uri": "http://other:8080"})
 
@@ -150,3 +151,17 @@ def test_the_objective_does_not_count_where_columns_are_named() -> None:
 def test_the_digest_survives_versions() -> None:
     # A change here makes every table that was ever prepared one that no job uses again.
     assert digest() == "de55ab17a90e"
+
+
+READING_TABLES: dict[str, Json] = {
+    "a source": {"source": TABLE},
+    "a source of a mix": {"source": {"type": "Mix", "sources": [{"name": "a", **TABLE}]}},
+    "an evaluation set": {"prepare": {"decontaminate": {"sources": [{"name": "tasks", **TABLE}]}}},
+}
+
+
+@pytest.mark.parametrize("parts", READING_TABLES.values(), ids=READING_TABLES)
+def test_the_catalog_of_tables_that_are_read_counts(parts: Json) -> None:
+    catalogs: list[Json] = [{}, {"catalog": {"type": "Databricks"}}, {"catalog": HIVE}]
+    digests = {digest(**parts | {"prepare": parts.get("prepare", {}) | catalog}) for catalog in catalogs}
+    assert len(digests) == len(catalogs)
