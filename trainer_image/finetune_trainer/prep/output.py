@@ -15,7 +15,7 @@ from pyspark.sql import functions as sf
 from finetune_crds.contract import PrepResult
 from finetune_trainer.examples.token_columns import ENCODING
 from finetune_trainer.pod.exit_status import DataError
-from finetune_trainer.prep import identity
+from finetune_trainer.prep import delta_conflicts, identity
 from finetune_trainer.prep.source import delta_table
 from finetune_trainer.prep.spark import session
 from finetune_trainer.prep.spark.session import spark_path
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 _TOKENS_PER_FILE = 16_000_000
 # How many of the newest commits a job searches for its own version, and for a version that it can reuse.
 _MAX_COMMITS = 100
-# Attempts to commit while other commits conflict.
-_MAX_ATTEMPTS = 5
 
 # Files that Delta writes before it commits, and checksums of local files.
 _UNCOMMITTED_FILE = re.compile(r"_delta_log|part-.*[.]parquet|[.].*")
@@ -224,11 +222,11 @@ def commit(frame: DataFrame, recipe: Recipe, result: PrepResult) -> PrepResult:
         DataError: another job wrote a different preparation in the meantime.
     """
     spark = frame.sparkSession
-    for tries_left in reversed(range(_MAX_ATTEMPTS)):
+    for tries_left in reversed(range(delta_conflicts.MAX_ATTEMPTS)):
         try:
             _write(frame, recipe, result)
             break
-        except _list_conflicts():
+        except delta_conflicts.list_conflicts():
             if not tries_left:
                 raise
         usable = _find_concurrent_result(spark, recipe, result)
@@ -249,22 +247,6 @@ def _find_concurrent_result(spark: SparkSession, recipe: Recipe, result: PrepRes
     if prepare is None or prepare.reuse == "Never" or result.digest is None:
         return None
     return find_reusable_result(spark, table_versions, recipe, result.path, result.digest)
-
-
-def _list_conflicts() -> tuple[type[Exception], ...]:
-    """Return the exceptions of Delta for conflicting commits. NB: they have no common class."""
-    from delta import exceptions
-
-    return (
-        exceptions.DeltaConcurrentModificationException,
-        exceptions.ConcurrentWriteException,
-        exceptions.MetadataChangedException,
-        exceptions.ProtocolChangedException,
-        exceptions.ConcurrentAppendException,
-        exceptions.ConcurrentDeleteReadException,
-        exceptions.ConcurrentDeleteDeleteException,
-        exceptions.ConcurrentTransactionException,
-    )
 
 
 def _find_encoding(frame: DataFrame) -> str | None:

@@ -124,8 +124,8 @@ def prepare(
                 result = _write_table(
                     corpus, recipe, request, tokenizer, progress, digest=digest, publish=publish
                 )
-        for name in split_tables.save(spark, request.prepare, result):
-            log(f"saved the table {name}")
+        for message in split_tables.save(spark, request.prepare, result):
+            log(message)
     log_result(result)
     return result
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import json
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import unquote, urlsplit
 
+from pyspark.errors import AnalysisException
 from pyspark.sql import functions as sf
 
+from finetune_trainer.examples.split_origin import SplitOrigin
 from finetune_trainer.examples.token_columns import ALL_TOKEN_COLUMNS
 from finetune_trainer.pod.exit_status import DataError
+from finetune_trainer.prep import delta_conflicts
 from finetune_trainer.prep.expressions.template import quoted
 from finetune_trainer.prep.source import delta_table
 from finetune_trainer.prep.spark import session
@@ -24,10 +27,26 @@ if TYPE_CHECKING:
     from finetune_crds.contract import PrepResult
     from finetune_crds.prepare import Prepare
 
-# The key of the metadata of a commit that a preparation saved a split with.
-_SPLIT_OF = "splitOf"
+# The condition of Delta for a table of the catalog whose folder does not exist.
+_NO_FOLDER = "DELTA_PATH_DOES_NOT_EXIST"
 # How many of the newest commits of a table are searched for one of a preparation.
 _MAX_COMMITS = 100
+# Operations of Delta that change no row.
+_MAINTENANCE = frozenset(
+    (
+        "OPTIMIZE",
+        "VACUUM START",
+        "VACUUM END",
+        "CLUSTER BY",
+        "SET TBLPROPERTIES",
+        "UNSET TBLPROPERTIES",
+        "ADD CONSTRAINT",
+        "DROP CONSTRAINT",
+        "UPGRADE PROTOCOL",
+        "ADD FEATURE",
+        "DROP FEATURE",
+    )
+)
 
 
 def check(spark: SparkSession, prepare: Prepare) -> None:
@@ -37,14 +56,13 @@ def check(spark: SparkSession, prepare: Prepare) -> None:
         DataError: a schema does not exist or is on a disk that the pod lacks, or a table has rows that no preparation saved.
     """
     for table in _list_tables(prepare):
-        if spark.catalog.tableExists(table.quoted):
-            if not table.list_metadata(spark, _MAX_COMMITS):
-                raise DataError(
-                    "OutputTaken",
-                    f"{table.label} is a table that no preparation saved: use another name, or drop the table",
-                )
-        else:
-            _check_schema(spark, table)
+        _check_schema(spark, table)
+        if table.exists(spark) and not any(commit.origin for commit in table.list_commits(spark)):
+            raise DataError(
+                "OutputTaken",
+                f"{table.label} is a table that no preparation saved in its newest {_MAX_COMMITS} commits: use another name, or drop the "
+                "table",
+            )
 
 
 def _check_schema(spark: SparkSession, table: _SplitTable) -> None:
@@ -67,19 +85,52 @@ def _check_schema(spark: SparkSession, table: _SplitTable) -> None:
 
 
 def save(spark: SparkSession, prepare: Prepare, result: PrepResult) -> Iterator[str]:
-    """Save the splits of a version of the output table, and yield the name of each table that is written.
+    """Save the splits of a version of the output table, and yield a message for each table that is saved or has later rows.
 
     A table that already has the split of this version stays as it is: an earlier attempt, or another job that reuses the version, saved
-    it. The columns are those of the output, without the split and the token ids.
+    it. So does a table with a later version of the same output. The columns are those of the output, without the split and the token ids.
     """
     for table in _list_tables(prepare):
-        metadata = json.dumps(
-            {_SPLIT_OF: {"path": result.path, "version": result.version, "split": table.split}}
-        )
-        is_saved = spark.catalog.tableExists(table.quoted) and table.list_metadata(spark, 1) == [metadata]
-        if not is_saved:
-            _save_split(spark, table, result, metadata)
-            yield table.name
+        yield from _save_once(spark, table, result)
+
+
+def _save_once(spark: SparkSession, table: _SplitTable, result: PrepResult) -> Iterator[str]:
+    """Save a split unless its table already has it, or later rows; try again after other commits."""
+    origin = SplitOrigin(result.path, result.version, table.split)
+    for tries_left in reversed(range(delta_conflicts.MAX_ATTEMPTS)):
+        # Each try looks again: the other commit may be of this split, or of a later version.
+        commits = table.list_commits(spark) if table.exists(spark) else []
+        if _find_rows_origin(commits) == origin:
+            return
+        latest = next((commit.origin for commit in commits if commit.origin), None)
+        if latest is not None and _is_later(spark, latest, origin):
+            yield f"kept the table {table.name}: it has the later version {latest.version} of {latest.path}"
+            return
+        try:
+            _save_split(spark, table, result, origin.to_metadata())
+        except delta_conflicts.list_conflicts():
+            if not tries_left:
+                raise
+        else:
+            yield f"saved the table {table.name}"
+            return
+
+
+def _find_rows_origin(commits: list[_Commit]) -> SplitOrigin | None:
+    """Return the origin of the present rows of a table; None if the newest commit that changed rows is not of a preparation."""
+    return next((commit.origin for commit in commits if commit.operation not in _MAINTENANCE), None)
+
+
+def _is_later(spark: SparkSession, latest: SplitOrigin, origin: SplitOrigin) -> bool:
+    """Whether `latest` is a later version of the same output than `origin`."""
+    latest_version = latest.version or 0
+    if latest.path != origin.path or latest_version <= (origin.version or 0):
+        return False
+    from delta.tables import DeltaTable
+
+    # NB: an output that was deleted and made anew counts its versions from 0 again.
+    newest_commit, *_ = DeltaTable.forPath(spark, session.spark_path(origin.path)).history(1).collect()
+    return bool(newest_commit["version"] >= latest_version)
 
 
 def _save_split(spark: SparkSession, table: _SplitTable, result: PrepResult, metadata: str) -> None:
@@ -90,6 +141,16 @@ def _save_split(spark: SparkSession, table: _SplitTable, result: PrepResult, met
     writer = writer.option("overwriteSchema", "true").option("userMetadata", metadata)
     # NB: not every reader without a JVM supports deletion vectors.
     writer.option("delta.enableDeletionVectors", "false").saveAsTable(table.quoted)
+
+
+class _Commit(NamedTuple):
+    """A commit of a table.
+
+    origin: None if no preparation wrote it.
+    """
+
+    operation: str
+    origin: SplitOrigin | None
 
 
 class _SplitTable(NamedTuple):
@@ -113,22 +174,51 @@ class _SplitTable(NamedTuple):
         """The name of the schema in SQL."""
         return self.quoted.rpartition(".")[0]
 
-    def list_metadata(self, spark: SparkSession, commits: int) -> list[str]:
-        """Return the metadata of the newest commits that preparations wrote, newest first; empty if it is not a Delta table."""
-        from delta.tables import DeltaTable
-        from pyspark.errors import AnalysisException
+    def exists(self, spark: SparkSession) -> bool:
+        """Whether the catalog has a table or a view of this name.
 
-        with delta_table.explain_log_errors(self.label, reason="OutputTaken", remedy="use another name"):
+        Raises:
+            DataError: the folder of the table does not exist.
+        """
+        with self._explain_missing_folder():
+            return bool(spark.catalog.tableExists(self.quoted))
+
+    def list_commits(self, spark: SparkSession) -> list[_Commit]:
+        """Return the newest commits, newest first; empty if it is not a Delta table.
+
+        Raises:
+            DataError: its folder does not exist, or its log cannot be read.
+        """
+        from delta.tables import DeltaTable
+
+        with (
+            delta_table.explain_log_errors(self.label, reason="OutputTaken", remedy="use another name"),
+            self._explain_missing_folder(),
+        ):
             try:
-                history = DeltaTable.forName(spark, self.quoted).history(commits)
+                history = DeltaTable.forName(spark, self.quoted).history(_MAX_COMMITS)
+                rows = history.select("version", "operation", "userMetadata").collect()
             except AnalysisException as error:
+                condition = error.getCondition() or ""
                 # A view, or a table of another format.
-                if "DELTA_" not in (error.getCondition() or ""):
+                if "DELTA_" not in condition or condition == _NO_FOLDER:
                     raise
                 return []
-            rows = history.select("version", "userMetadata").collect()
         newest_first = sorted(rows, key=lambda row: row["version"], reverse=True)
-        return [text for row in newest_first if _SPLIT_OF in (text := row["userMetadata"] or "")]
+        return [_Commit(row["operation"], SplitOrigin.parse(row["userMetadata"])) for row in newest_first]
+
+    @contextmanager
+    def _explain_missing_folder(self) -> Iterator[None]:
+        """Raise DataError for a table of the catalog whose folder does not exist."""
+        try:
+            yield
+        except AnalysisException as error:
+            if error.getCondition() != _NO_FOLDER:
+                raise
+            raise DataError(
+                "MissingTable",
+                f"the folder of {self.label} does not exist or is not mounted in this pod: mount its volume, or drop the table",
+            ) from error
 
 
 def _list_tables(prepare: Prepare) -> list[_SplitTable]:

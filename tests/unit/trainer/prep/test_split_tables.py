@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from delta.exceptions import ProtocolChangedException
 from delta.tables import DeltaTable as SparkTable
 from deltalake import DeltaTable
 
 from finetune_trainer.pod.exit_status import DataError
+from finetune_trainer.prep import split_tables
 from finetune_trainer.prep.spark import session
-from unit.trainer.prep.recipes import table_of
+from unit.trainer.prep.recipes import recipe, table_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,6 +21,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
+    from finetune_crds.prepare import Prepare
     from unit.trainer.prep.recipes import Json, Preparer
 
 SPLITS = ("train", "validation", "test")
@@ -105,22 +109,103 @@ def test_a_table_is_written_once_for_a_version_and_anew_for_the_next(
     assert rows_of(spark, f"{schema}.chat_train") == before
 
 
+def of(tables: Json) -> Prepare:
+    """data.prepare with fields."""
+    prepare = recipe(**tables).data.prepare
+    assert prepare
+    return prepare
+
+
+def test_a_commit_that_changes_no_row_is_not_written_over(
+    spark: SparkSession, prepare_and_commit: Preparer, schema: str, tmp_path: Path
+) -> None:
+    tables = named(schema, "train")
+    result = prepare_and_commit(ROWS, **tables)
+    spark.sql(f"ALTER TABLE {schema}.chat_train SET TBLPROPERTIES ('team' = 'support')")
+    assert [*split_tables.save(spark, of(tables), result)] == []
+    assert versions(tmp_path) == {"chat_train": 1}
+
+
+def test_rows_of_a_later_version_are_kept(
+    spark: SparkSession, prepare_and_commit: Preparer, schema: str, tmp_path: Path
+) -> None:
+    tables = named(schema, "train") | {"output": str(tmp_path / "out")}
+    older = prepare_and_commit(ROWS, **tables)
+    newer = prepare_and_commit(ROWS, **tables, minChars=1)
+    assert (older.version, newer.version, versions(tmp_path)) == (0, 1, {"chat_train": 1})
+    assert [*split_tables.save(spark, of(tables), older)] == [
+        f"kept the table {schema}.chat_train: it has the later version 1 of {newer.path}"
+    ]
+    assert versions(tmp_path) == {"chat_train": 1}
+    # An output that was deleted and made anew counts from 0 again.
+    shutil.rmtree(tmp_path / "out")
+    anew = prepare_and_commit(ROWS, **tables, minChars=2)
+    assert (anew.version, versions(tmp_path)) == (0, {"chat_train": 2})
+
+
+@pytest.mark.parametrize("saves", [True, False], ids=["of this split", "of something else"])
+def test_a_conflict_with_another_commit_is_tried_again(
+    spark: SparkSession,
+    prepare_and_commit: Preparer,
+    schema: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    saves: bool,
+) -> None:
+    tables, attempts, save_split = named(schema, "train"), [], split_tables._save_split
+
+    def conflict(*arguments: Any) -> None:
+        attempts.append(arguments)
+        if saves or len(attempts) > 1:
+            save_split(*arguments)
+        if len(attempts) == 1:
+            raise ProtocolChangedException("met another commit")
+
+    monkeypatch.setattr(split_tables, "_save_split", conflict)
+    prepare_and_commit(ROWS, **tables)
+    assert (len(attempts), versions(tmp_path)) == (1 if saves else 2, {"chat_train": 0})
+    assert rows_of(spark, f"{schema}.chat_train")
+
+
+def test_conflicts_without_an_end_fail(
+    spark: SparkSession, prepare_and_commit: Preparer, schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = prepare_and_commit(ROWS)
+
+    def conflict(*_: Any) -> None:
+        raise ProtocolChangedException("met another commit")
+
+    monkeypatch.setattr(split_tables, "_save_split", conflict)
+    with pytest.raises(ProtocolChangedException):
+        list(split_tables.save(spark, of(named(schema, "train")), result))
+
+
 FIELD = "data.prepare.splitTables.train"
 REFUSED: dict[str, tuple[str, str, tuple[str, str]]] = {
     "a table of somebody": (
         "CREATE TABLE support.mine USING delta AS SELECT 1 AS id",
         "spark_catalog.support.mine",
-        ("OutputTaken", "is a table that no preparation saved: use another name, or drop the table"),
+        (
+            "OutputTaken",
+            "is a table that no preparation saved in its newest 100 commits: use another name, or drop the table",
+        ),
     ),
     "a table of another format": (
         "CREATE TABLE support.mine USING parquet AS SELECT 1 AS id",
         "support.mine",
-        ("OutputTaken", "is a table that no preparation saved: use another name, or drop the table"),
+        (
+            "OutputTaken",
+            "is a table that no preparation saved in its newest 100 commits: use another name, or drop the table",
+        ),
     ),
     "a view": (
         "CREATE VIEW support.mine AS SELECT 1 AS id",
         "support.mine",
-        ("OutputTaken", "is a table that no preparation saved: use another name, or drop the table"),
+        (
+            "OutputTaken",
+            "is a table that no preparation saved in its newest 100 commits: use another name, or drop the table",
+        ),
     ),
     "no such schema": (
         "SELECT 1",
@@ -167,3 +252,23 @@ def test_a_schema_on_the_disk_of_another_machine_is_refused(
         patch.setenv(session.ENV_RUNTIME, "17.3")
         prepare_and_commit(ROWS, **named(schema, "train"))
     assert rows_of(spark, f"{schema}.chat_train")
+
+
+def test_a_table_whose_folder_is_not_mounted_is_refused(
+    spark: SparkSession, prepare_and_commit: Preparer, schema: str, tmp_path: Path
+) -> None:
+    prepare_and_commit(ROWS, **named(schema, "train"))
+    location = tmp_path / "schema"
+    location.rename(tmp_path / "elsewhere")
+    try:
+        with pytest.raises(DataError, match="is not a folder of this pod: mount the volume there") as failed:
+            prepare_and_commit(ROWS, **named(schema, "train"))
+        assert failed.value.reason == "MissingSchema"
+        # The folder of the schema may be there without that of the table.
+        location.mkdir()
+        with pytest.raises(DataError, match="does not exist or is not mounted in this pod") as failed:
+            prepare_and_commit(ROWS, **named(schema, "train"))
+        assert failed.value.reason == "MissingTable"
+    finally:
+        shutil.rmtree(location, ignore_errors=True)
+        (tmp_path / "elsewhere").rename(location)
