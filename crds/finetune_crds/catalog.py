@@ -134,6 +134,14 @@ DATA_RULES = (
 )
 """Rules of Data."""
 
+
+def _have_levels(has_levels: str) -> str:
+    """CEL on Prepare: whether the names of all tables of splits have a number of levels."""
+    optional_splits = (f"self.splitTables.{split}" for split in ("validation", "test"))
+    conditions = (f"(!has({field}) || {field}.{has_levels})" for field in optional_splits)
+    return " && ".join((f"self.splitTables.train.{has_levels}", *conditions))
+
+
 PREPARE_RULES = (
     Rule(
         "!has(self.catalog) || self.spark.mode != 'Databricks'",
@@ -141,10 +149,9 @@ PREPARE_RULES = (
         ".catalog",
     ),
     Rule(
-        "!has(self.splitTables) || self.spark.mode == 'Databricks' || !has(self.catalog) || (self.catalog.type == 'Hive' "
-        f"&& self.splitTables.train.{_HAS_TWO_LEVELS} && (!has(self.splitTables.validation) || "
-        f"self.splitTables.validation.{_HAS_TWO_LEVELS}) && (!has(self.splitTables.test) || self.splitTables.test.{_HAS_TWO_LEVELS}))",
-        "splitTables requires spark.mode Databricks, or catalog.type Hive and names like database.table",
+        f"!has(self.splitTables) || (self.spark.mode == 'Databricks' ? {_have_levels(_HAS_THREE_LEVELS)} : !has(self.catalog) || "
+        f"(self.catalog.type == 'Hive' && {_have_levels(_HAS_TWO_LEVELS)}))",
+        "splitTables requires spark.mode Databricks and names like catalog.schema.table, or catalog.type Hive and names like database.table",
         ".splitTables",
     ),
 )

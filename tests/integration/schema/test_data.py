@@ -51,6 +51,7 @@ def on_executors(path: str, output: str, **fields: Any) -> Json:
 
 
 NAMED: Json = {"type": "Delta", "table": "support.chats"}
+RUN: Json = {"mode": "Databricks", "databricks": {"volume": "/Volumes/a/b/c"}}
 HIVE: Json = {"type": "Hive", "hive": {"uri": "thrift://metastore:9083"}}
 WORKSPACE: Json = {"uri": "databricks", "experiment": "/Shared/a"}
 NAMES = "type Tables requires names of tables: catalog.schema.table, or catalog.schema.table@v3 for version 3"
@@ -65,7 +66,7 @@ def in_tables(**names: Any) -> Json:
     }
 
 
-UNSAVED = "splitTables requires spark.mode Databricks, or catalog.type Hive and names like database.table"
+UNSAVED = "splitTables requires spark.mode Databricks and names like catalog.schema.table, or catalog.type Hive and names like database.table"
 
 
 def saved(train: str, **tables: str) -> Json:
@@ -92,6 +93,11 @@ REFUSED: dict[str, tuple[Json, str]] = {
         f"split tables: {case}": (job(data=prepared(**fields)), sentence)
         for case, fields, sentence in (
             ("Unity Catalog", {"catalog": UNITY} | saved("a.b.c"), UNSAVED),
+            (
+                "two names in a Databricks run",
+                {"output": "s3://b/a", "spark": RUN} | saved("a.b.c", test="a.b"),
+                UNSAVED,
+            ),
             ("three names in Hive", {"catalog": HIVE} | saved("a.b.c"), UNSAVED),
             ("three names of the last one", {"catalog": HIVE} | saved("a.b", test="a.b.c"), UNSAVED),
             (

@@ -17,6 +17,8 @@ from finetune_trainer.pod import spec_rules
 if TYPE_CHECKING:
     from tqdm import tqdm
 
+    from finetune_crds.prepare import SplitTables
+
 # NB: the uid is fixed, so that a second run with the same recipe finds the version that the first run wrote.
 _UID = "local"
 
@@ -44,6 +46,9 @@ def load_recipe(path: Path, output: str | None = None) -> Recipe:
     if output and "://" not in output:
         output = str(Path(output).absolute())
     prepare = prepare.model_copy(update={"spark": spark, "output": output or prepare.output})
+    if prepare.catalog is None and prepare.split_tables and _are_in_workspace(prepare.split_tables):
+        print("data.prepare.splitTables is left out: the tables are in a workspace", flush=True)
+        prepare = prepare.model_copy(update={"split_tables": None})
     if not prepare.output:
         raise RecipeError(f"{path} has no data.prepare.output: set a folder with --output")
     # The cache is a PersistentVolumeClaim, which does not exist here.
@@ -53,6 +58,11 @@ def load_recipe(path: Path, output: str | None = None) -> Recipe:
     )
     spec_rules.check(recipe)
     return recipe
+
+
+def _are_in_workspace(split_tables: SplitTables) -> bool:
+    """Whether tables have names of Unity Catalog: catalog.schema.table."""
+    return any(table.count(".") > 1 for table in split_tables.by_split.values())
 
 
 def _load_job(path: Path) -> dict[str, Any] | None:

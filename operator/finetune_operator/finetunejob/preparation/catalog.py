@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from finetune_crds import tables
 from finetune_crds.base import Json
 from finetune_crds.catalog import DATABRICKS_PREFIX, TOKEN_KEY, Catalog
+from finetune_crds.data import Data
 from finetune_crds.databricks import SECRET_KEYS
 from finetune_crds.finetunejob import FineTuneJobSpec
 from finetune_operator.finetunejob.pods.workspace import federated_login
@@ -23,12 +24,22 @@ def find_missing_catalog(spec: FineTuneJobSpec) -> str | None:
     data, prepare = spec.data, spec.prepare
     if data is None or prepare is None or prepare.catalog or prepare.spark.has_catalog:
         return None
-    field, table = next(tables.list_tables(data), ("", ""))
+    field, table = next(tables.list_sources(data), ("", ""))
     if not table:
-        return None
+        return _find_missing_catalog_of_splits(data)
     return (
         f"spec.{field} {table} requires a catalog: install the chart with defaults.catalog, or create a FineTuneJob with another name and "
         "spec.data.prepare.catalog, or with a path instead of a table"
+    )
+
+
+def _find_missing_catalog_of_splits(data: Data) -> str | None:
+    field, table = next(tables.list_split_tables(data), ("", ""))
+    if not table:
+        return None
+    return (
+        f"spec.{field} {table} requires a catalog of type Hive or a Databricks run: install the chart with defaults.catalog of type Hive, or "
+        "create a FineTuneJob with another name and spec.data.prepare.catalog of type Hive, or with spec.data.prepare.spark.mode Databricks"
     )
 
 

@@ -791,3 +791,26 @@ def test_functions_of_the_api_server_are_there() -> None:
         [],
         ["it falls"],
     ]
+
+
+WORKSPACE: Json = {"mode": "Databricks", "databricks": {"volume": "/Volumes/a/b/c"}}
+HIVE: Json = {"type": "Hive", "hive": {"uri": "thrift://metastore:9083"}}
+
+
+@pytest.mark.parametrize(
+    ("place", "table", "is_refused"),
+    [
+        ({"spark": WORKSPACE}, "a.b.c", False),
+        ({"spark": WORKSPACE}, "b.c", True),
+        ({"catalog": HIVE}, "b.c", False),
+        ({"catalog": HIVE}, "a.b.c", True),
+        ({}, "b.c", False),
+        ({}, "a.b.c", False),
+    ],
+)
+def test_tables_of_splits_have_the_levels_of_their_catalog(
+    place: Json, table: str, *, is_refused: bool
+) -> None:
+    tables = {"train": table.replace("c", "d"), "test": table}
+    violations = spec_rules.find_violations_of_recipe(recipe(splitTables=tables, **place))
+    assert any("splitTables requires" in sentence for sentence in violations) == is_refused

@@ -16,6 +16,7 @@ from finetune_trainer.pod.exit_status import RecipeRefusedError
 from finetune_trainer.prep import laptop
 from unit.trainer.prep.recipes import recipe as plain
 
+HIVE = {"type": "Hive", "hive": {"uri": "thrift://metastore:9083"}}
 SECRET = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "s3"}}
 
 
@@ -50,6 +51,20 @@ def test_the_job_of_a_manifest_runs_in_this_process(tmp_path: Path) -> None:
         "s3://splits/a",
         Spark(driver_memory="4Gi"),
     )
+
+
+def test_tables_of_a_workspace_are_not_saved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = {"mode": "Databricks", "databricks": {"volume": "/Volumes/a/b/c"}}
+    manifest = job(output="s3://b/a", spark=run, splitTables={"train": "main.support.chat_train"})
+    manifest["spec"]["data"]["source"] = {"type": "Parquet", "path": "s3://b/rows"}
+    prepare = laptop.load_recipe(file(tmp_path, manifest)).data.prepare
+    assert prepare
+    assert prepare.split_tables is None
+    assert capsys.readouterr().out == "data.prepare.splitTables is left out: the tables are in a workspace\n"
+    in_hive = job(output="/a", splitTables={"train": "support.chats"}, catalog=HIVE)
+    prepare = laptop.load_recipe(file(tmp_path, in_hive)).data.prepare
+    assert prepare
+    assert prepare.split_tables
 
 
 def test_a_recipe_is_taken_too(tmp_path: Path) -> None:

@@ -63,7 +63,9 @@ OBSTACLES: dict[str, tuple[FineTuneJobSpec, Settings, list[tuple[ConditionReason
         [
             (
                 ConditionReason.CATALOG_NOT_CONFIGURED,
-                NO_CATALOG.replace(FIELD, "spec.data.prepare.splitTables.train support.chat_train"),
+                "spec.data.prepare.splitTables.train support.chat_train requires a catalog of type Hive or a Databricks run: install the "
+                "chart with defaults.catalog of type Hive, or create a FineTuneJob with another name and spec.data.prepare.catalog of type "
+                "Hive, or with spec.data.prepare.spark.mode Databricks",
             )
         ],
     ),
