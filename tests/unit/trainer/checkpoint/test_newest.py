@@ -276,7 +276,8 @@ def test_tables_of_splits_are_read_at_the_versions_of_the_run_unless_they_are_ot
     run.progress = replace(run.progress, table_versions="train=3,test=0")
     run.train_and_save(1)
     assert run.resume().table_versions == "train=3,test=0"
-    for names, versions in (({}, "train=3,test=0"), ({"test": "a.b.other"}, "")):
+    others = {"train": "a.b.new", "test": "a.b.other"}
+    for names, versions in (({}, "train=3,test=0"), ({"test": "a.b.other"}, "train=3"), (others, "")):
         assert run.next_job(run.steps, data=data(**names)).resume().table_versions == versions
     files = {"columns": {"type": "Text", "text": "text"}, "splits": {"type": "Parquet", "train": "/corpus"}}
     assert run.next_job(run.steps, data=files).resume().table_versions == ""

@@ -152,10 +152,13 @@ def _choose_data_version(recipe: Recipe, progress: Progress, marker: Marker) -> 
 
 
 def _choose_table_versions(recipe: Recipe, progress: Progress, marker: Marker) -> str:
-    """Return the versions that the earlier run read, if the recipe names the same tables of splits; empty: the newest."""
+    """Return the versions that the earlier run read of the tables of splits that the recipe names too; the newest of the others."""
     tables = recipe.data.splits.tables if recipe.data.splits else {}
-    is_same = all(marker.settings.get(f"data.splits.{split}") == name for split, name in tables.items())
-    return progress.table_versions if tables and is_same else ""
+    same_splits = [
+        split for split, name in tables.items() if marker.settings.get(f"data.splits.{split}") == name
+    ]
+    versions = progress.table_versions.split(",")
+    return ",".join(version for version in versions if version.partition("=")[0] in same_splits)
 
 
 def _locate_best(progress: Progress, folder: str, job_folder: str) -> tuple[Progress, Save | None]:
