@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -30,6 +32,7 @@ from support.training import eval_loss_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from multiprocessing.connection import Connection
     from pathlib import Path
 
     from cluster.object_stores import Store
@@ -94,26 +97,21 @@ def test_a_job_goes_on_with_the_versions_of_its_tables_of_unity_catalog(
             write_deltalake(tmp_path / "lake" / split, pa.Table.from_pylist(split_rows), mode="overwrite")
 
     write(examples())
-    with fake_s3.running(fake_s3.Store(tmp_path)) as store:
-        tables = Tables(store=store)
-        for split in splits:
-            tables.add(f"main.support.{split}", f"s3://lake/{split}")
-        with fake_databricks.running(fake_databricks.Workspace(tables=tables)) as workspace:
-            environment = workspace.secret | {"AWS_ENDPOINT_URL": store.uri, "AWS_REGION": "us-east-1"}
-            for name, value in environment.items():
-                monkeypatch.setenv(name, value)
-            first = pod.but(
-                {
-                    "data.splits": {"type": "Tables"} | {split: f"main.support.{split}" for split in splits},
-                    "checkpoint": {"uri": str(tmp_path / "checkpoints"), "everySteps": 2},
-                    "training.maxSteps": 2,
-                }
-            )
-            first.env |= mlflow.env
-            ended(first, capsys)
-            # Each split has other rows now.
-            write([{**row, "response": "No."} for row in examples()])
-            second = ended(first.but({"training.maxSteps": 4}), capsys)
+    with serving_tables(tmp_path, splits) as environment:
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        first = pod.but(
+            {
+                "data.splits": {"type": "Tables"} | {split: f"main.support.{split}" for split in splits},
+                "checkpoint": {"uri": str(tmp_path / "checkpoints"), "everySteps": 2},
+                "training.maxSteps": 2,
+            }
+        )
+        first.env |= mlflow.env
+        ended(first, capsys)
+        # Each split has other rows now.
+        write([{**row, "response": "No."} for row in examples()])
+        second = ended(first.but({"training.maxSteps": 4}), capsys)
     assert "resuming from the checkpoint of step 2" in second.output
     assert "train: using the tokens of an earlier attempt" in second.output
     run = mlflow.client().get_run(mlflow.run_id)
@@ -123,6 +121,33 @@ def test_a_job_goes_on_with_the_versions_of_its_tables_of_unity_catalog(
     assert {name: source["delta_table_name"] for name, source in datasets.items()} == {
         f"main.support.{split}": f"main.support.{split}" for split in splits
     }
+
+
+@contextmanager
+def serving_tables(folder: Path, splits: tuple[str, ...]) -> Iterator[dict[str, str]]:
+    """A workspace and the store of its tables, in a process of their own; the variables with which a pod finds both.
+
+    NB: deltalake keeps Python's lock while it waits for the history of a table, so a thread of this process could not answer.
+    """
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    server = context.Process(target=_serve_tables, args=(theirs, folder, splits), daemon=True)
+    server.start()
+    try:
+        yield ours.recv()
+    finally:
+        ours.send("end")
+        server.join()
+
+
+def _serve_tables(connection: Connection, folder: Path, splits: tuple[str, ...]) -> None:
+    with fake_s3.running(fake_s3.Store(folder)) as store:
+        tables = Tables(store=store)
+        for split in splits:
+            tables.add(f"main.support.{split}", f"s3://lake/{split}")
+        with fake_databricks.running(fake_databricks.Workspace(tables=tables)) as workspace:
+            connection.send(workspace.secret | {"AWS_ENDPOINT_URL": store.uri, "AWS_REGION": "us-east-1"})
+            connection.recv()
 
 
 def begins_goes_on_and_ends(place: str, pod: Pod, to: Path, capsys: pytest.CaptureFixture[str]) -> None:
