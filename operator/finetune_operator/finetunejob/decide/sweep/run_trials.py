@@ -79,8 +79,11 @@ def _is_settled(trial: Trial) -> bool:
 
 
 def _list_due_reads(draft: Draft, trials: Sequence[Trial]) -> list[rungs.DueRead]:
+    """The evaluations that are yet to be read. What the run of an ended trial lacks, it never gets: somebody deleted it, for example."""
     recorded = SweepStatus(trials=list(trials))
-    return rungs.list_due_reads(get_sweep(draft), recorded, draft.observed.children, draft.ftj.name)
+    due_reads = rungs.list_due_reads(get_sweep(draft), recorded, draft.observed.children, draft.ftj.name)
+    complete = {trial.n for trial in trials if trial.phase in FINISHED_PHASES} & {*draft.observed.evaluations}
+    return [due for due in due_reads if due.number not in complete]
 
 
 class Plan(NamedTuple):

@@ -332,6 +332,15 @@ def test_what_was_not_read_yet_is_awaited() -> None:
     assert played.trials()[1].metric == 0.9
 
 
+def test_a_run_that_lost_its_evaluations_does_not_stop_the_sweep() -> None:
+    played = start({1: [0.9, 0.9, 0.9, 0.9]})
+    played.end(1, END, 0.4)
+    assert said(played.decide_once(), ConditionType.SUCCEEDED) is None
+    played.losses = {1: {}}
+    played.decide()
+    assert played.job.status.phase == "Succeeded"
+
+
 def test_the_usage_of_deleted_trials_counts() -> None:
     played = start(THREE)
     for child in played.children.values():
