@@ -6,7 +6,6 @@ from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.evaluation import EvaluationStatus
 from finetune_crds.status import CheckpointStatus, ModelStatus
-from finetune_crds.sweep import SweepStatus
 from finetune_operator.finetunejob.decide.sweep import follow, run_trials
 from finetune_operator.finetunejob.decide.sweep.check_trials import get_sweep
 from finetune_operator.finetunejob.draft.draft import Draft
@@ -36,7 +35,7 @@ def deliver(draft: Draft) -> Outcome:
 
 def _begin(draft: Draft, name: str) -> Outcome:
     """Create the FineTuneJob that delivers the model; without a model to deliver, the job is complete."""
-    best = metric.get_best(get_sweep(draft), (draft.status.sweep or SweepStatus()).trials)
+    best = metric.get_best(get_sweep(draft), run_trials.get_recorded_trials(draft))
     trial = draft.observed.children.get(objects.trial_name(draft.ftj.name, best.n)) if best else None
     if trial:
         # Its losses and its newest checkpoint.

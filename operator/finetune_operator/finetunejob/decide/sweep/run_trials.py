@@ -26,7 +26,7 @@ _METRIC_DIGITS = 4
 def run_trials(draft: Draft) -> Outcome:
     """Until all trials have ended, each pass ends here."""
     if draft.holds(ConditionType.TRAINED):
-        _follow(draft, (draft.status.sweep or SweepStatus()).trials)
+        _follow(draft, get_recorded_trials(draft))
         return Continue
     plan = read_plan(draft)
     trials = _read_trials(draft, plan)
@@ -48,6 +48,11 @@ def run_trials(draft: Draft) -> Outcome:
         return Stop
     _record(draft, plan, trials, are_done=True)
     return _finish(draft, trials)
+
+
+def get_recorded_trials(draft: Draft) -> list[Trial]:
+    """The trials in the status, by number."""
+    return draft.status.sweep.trials if draft.status.sweep else []
 
 
 def _follow(draft: Draft, trials: Sequence[Trial]) -> None:
@@ -95,9 +100,11 @@ class Plan(NamedTuple):
 
 def read_plan(draft: Draft) -> Plan:
     """The trials of the sweep. TPE chooses the values of a trial only when it can start, and the status records them."""
-    sweep, recorded = get_sweep(draft), draft.status.sweep or SweepStatus()
+    sweep = get_sweep(draft)
     if sweep.algorithm == "TPE":
-        recorded_values = {trial.n: search_space.read_values(sweep, trial) for trial in recorded.trials}
+        recorded_values = {
+            trial.n: search_space.read_values(sweep, trial) for trial in get_recorded_trials(draft)
+        }
         return Plan(sweep.trials or 1, recorded_values)
     trials = values.list_trials(sweep)
     return Plan(len(trials), dict(enumerate(trials, start=1)))
@@ -113,7 +120,7 @@ def describe_best(draft: Draft, best: Trial) -> str:
 def _read_trials(draft: Draft, plan: Plan) -> list[Trial]:
     """The trials that exist or have ended, by number. An end is final, even if somebody has deleted the trial since."""
     sweep = get_sweep(draft)
-    recorded = {trial.n: trial for trial in (draft.status.sweep or SweepStatus()).trials}
+    recorded = {trial.n: trial for trial in get_recorded_trials(draft)}
     trials: list[Trial] = []
     for number, trial_values in plan.values.items():
         before = recorded.get(number)
@@ -189,7 +196,7 @@ def _format_parameters(trial_values: values.Values) -> dict[str, str]:
 
 def _start_trials(draft: Draft, plan: Plan, trials: list[Trial]) -> list[Trial]:
     """Create the FineTuneJobs of the next trials, or request their values, and return all trials that have started."""
-    recorded = {trial.n: trial for trial in (draft.status.sweep or SweepStatus()).trials}
+    recorded = {trial.n: trial for trial in get_recorded_trials(draft)}
     places = max(get_sweep(draft).parallel - sum(map(rungs.is_active, trials)), 0)
     started_numbers = {trial.n for trial in trials}
     waiting_numbers = [number for number in range(1, plan.planned + 1) if number not in started_numbers]
@@ -250,7 +257,7 @@ def _record(draft: Draft, plan: Plan, trials: list[Trial], *, are_done: bool = F
     """
     numbers = {trial.n for trial in trials}
     # The values of a trial stay, even if somebody has deleted it.
-    recorded = [trial for trial in (draft.status.sweep or SweepStatus()).trials if trial.n not in numbers]
+    recorded = [trial for trial in get_recorded_trials(draft) if trial.n not in numbers]
     trials = sorted([*trials, *recorded], key=lambda trial: trial.n)
     best = metric.get_best(get_sweep(draft), trials)
     ended = sum(are_done or trial.phase in FINISHED_PHASES for trial in trials)
@@ -356,7 +363,7 @@ def delete_waiting(draft: Draft) -> None:
     NB: not before, since the usage is the sum over the FineTuneJobs that exist. The status is written after the deletions, so an interrupted
     pass is repeated.
     """
-    for trial in (draft.status.sweep or SweepStatus()).trials:
+    for trial in get_recorded_trials(draft):
         child = draft.observed.children.get(objects.trial_name(draft.ftj.name, trial.n))
         if child and rungs.is_waiting(trial):
             draft.remove(child, "FineTuneJob")
