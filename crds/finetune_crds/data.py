@@ -212,6 +212,11 @@ class Splits(ApiModel):
     """Folder or file with the test split, for spec.evaluation. Training never reads it."""
 
     @property
+    def are_delta_tables(self) -> bool:
+        """Whether the splits are in Delta tables: in one with a split column, or in one each."""
+        return self.type in ("Delta", "Tables")
+
+    @property
     def tables(self) -> dict[str, str]:
         """The names of the tables by split, with @v3 at the end if version 3 is to be read; empty for other types."""
         names = {"train": self.train, "validation": self.validation, "test": self.test}

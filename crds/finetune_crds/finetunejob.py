@@ -12,7 +12,7 @@ from finetune_crds.data import Data
 from finetune_crds.databricks import IN_WORKSPACE, TABLES_RULE, build_workspace_folder_rules
 from finetune_crds.distributed import Distributed
 from finetune_crds.evaluation import EVALUATION_RULES, Evaluation
-from finetune_crds.objective import COLUMNS_OF_OBJECTIVE, OBJECTIVES_OF_COLUMNS, Objective
+from finetune_crds.objective import COLUMNS_OF_OBJECTIVE, OBJECTIVES_OF_COLUMNS, PAIR_OBJECTIVES, Objective
 from finetune_crds.output import OUTPUT_RULES, Output
 from finetune_crds.own_script import HAS_COMMAND, OWN_SCRIPT_RULES
 from finetune_crds.pods import POD_RULES, Pods, build_moved_fields
@@ -30,10 +30,6 @@ from finetune_crds.training import LOW_RANK_METHODS, NEW_TOKENS_MESSAGES, Method
 _IMMUTABLE_OPTIONAL = ("model", "data", "checkpoint", "register", "output", "evaluation", "sweep")
 # These have a default. The API server fills in the default, so a rule need not check whether a job has the field.
 _IMMUTABLE_WITH_DEFAULT = ("method", "objective", "training", "distributed", "trainer", "tracking")
-
-
-# Objectives that compare a chosen with a rejected answer.
-_PAIR_OBJECTIVES = OBJECTIVES_OF_COLUMNS["Preference"]
 
 
 def _cannot_change(field: str) -> Rule:
@@ -97,8 +93,8 @@ class FineTuneJobSpec(ApiModel):
                 ".data.columns.margin",
             ),
             (
-                f"!has(self.training.monitor) || self.training.monitor == 'Loss' || self.objective.type in {_PAIR_OBJECTIVES}",
-                f"training.monitor Accuracy requires objective.type {join_names(_PAIR_OBJECTIVES, 'or')}",
+                f"!has(self.training.monitor) || self.training.monitor == 'Loss' || self.objective.type in {PAIR_OBJECTIVES}",
+                f"training.monitor Accuracy requires objective.type {join_names(PAIR_OBJECTIVES, 'or')}",
                 ".training.monitor",
             ),
             (

@@ -26,6 +26,8 @@ OBJECTIVES_OF_COLUMNS = {
     for columns_type in dict.fromkeys(COLUMNS_OF_OBJECTIVE.values())
 }
 """The objectives that require each type of columns."""
+PAIR_OBJECTIVES = OBJECTIVES_OF_COLUMNS["Preference"]
+"""The objectives that learn from pairs of answers, and log how many of them are ranked correctly."""
 _PARAMETER_FIELDS = {name: name.lower() for name in COLUMNS_OF_OBJECTIVE} | {"RewardModel": "rewardModel"}
 """The field with the parameters of each preference objective."""
 

@@ -17,7 +17,7 @@ from finetune_crds.base import (
     list_type_map,
     rules,
 )
-from finetune_crds.objective import OBJECTIVES_OF_COLUMNS
+from finetune_crds.objective import PAIR_OBJECTIVES
 from finetune_crds.own_script import HAS_COMMAND
 from finetune_crds.status_parts import Phase
 
@@ -186,7 +186,6 @@ class SweepStatus(ApiModel):
 
 # CEL on FineTuneJobSpec.
 _HAS_SWEEP = "has(self.sweep)"
-_PAIR_OBJECTIVES = OBJECTIVES_OF_COLUMNS["Preference"]
 
 SWEEP_RULES = (
     Rule(
@@ -201,10 +200,10 @@ SWEEP_RULES = (
         ".checkpoint.resumeFrom",
     ),
     Rule(
-        f"!{_HAS_SWEEP} || self.sweep.metric == 'eval_loss' || self.objective.type in {_PAIR_OBJECTIVES} && (!has(self.training.select) "
+        f"!{_HAS_SWEEP} || self.sweep.metric == 'eval_loss' || self.objective.type in {PAIR_OBJECTIVES} && (!has(self.training.select) "
         "|| self.training.select == 'Last' || has(self.training.monitor) && self.training.monitor == 'Accuracy') && "
         "!self.sweep.parameters.exists(item, item.field in ['training', 'training.select', 'training.monitor', 'objective', 'objective.type'])",
-        f"sweep.metric eval_reward_accuracy requires objective.type {join_names(_PAIR_OBJECTIVES, 'or')}, and training.monitor Accuracy "
+        f"sweep.metric eval_reward_accuracy requires objective.type {join_names(PAIR_OBJECTIVES, 'or')}, and training.monitor Accuracy "
         "when training.select is Best; trials must not change these fields",
         ".sweep.metric",
     ),
