@@ -47,7 +47,7 @@ def read(
     place = splits.path or getattr(splits, name)
     if place is None:
         return
-    if splits.type in ("Delta", "Tables"):
+    if splits.are_delta_tables:
         yield from delta_table.read_rows(splits, name, columns, may_be_null, label)
         return
     files, paths = find_files(place, splits.type)
@@ -68,7 +68,7 @@ def read_schema(splits: Splits) -> list[Column]:
     Raises:
         DataError: the table or the file is missing or corrupt.
     """
-    if splits.type in ("Delta", "Tables"):
+    if splits.are_delta_tables:
         return describe_columns(delta_table.open_dataset(splits, "train").schema)
     assert splits.train is not None  # noqa: S101 - the schema demands it
     files, paths = find_files(splits.train, splits.type)

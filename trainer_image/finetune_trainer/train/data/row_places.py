@@ -40,8 +40,8 @@ def name_refused_row(splits: Splits, name: str, counts: Mapping[str, int]) -> It
 
 def find_place(splits: Splits, name: str, number: int) -> str | None:
     """Return the place of a row of a split, by its number from 0 in the order of `read.read`; None if there are fewer."""
-    is_table = splits.type in ("Delta", "Tables")
-    places = _list_places_in_table(splits, name) if is_table else _list_places(splits, name)
+    list_places = _list_places_in_table if splits.are_delta_tables else _list_places
+    places = list_places(splits, name)
     place = next(islice(places, number, None), None)
     if place is None:
         return None
