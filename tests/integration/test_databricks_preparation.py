@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from finetune_operator import names
-from fixtures.operator_processes.databricks import create_secret, operator_with_wheel, write_table
+from fixtures.operator_processes.databricks import create_secret, world_with_wheel, write_table
 from fixtures.operator_processes.jobs import job
 from fixtures.operator_processes.world import World
 from support.jars import jars_folder
@@ -64,10 +64,8 @@ def prepared_world(
     api: Any, kubeconfig: Path, mlflow_server: Any, namespace: str, tmp_path: Path
 ) -> Iterator[World]:
     """A namespace whose operator has the wheel."""
-    with operator_with_wheel(kubeconfig, mlflow_server, namespace, tmp_path):
-        operated_world = World(api, mlflow_server, namespace)
-        yield operated_world
-        operated_world.delete_all()
+    with world_with_wheel(api, kubeconfig, mlflow_server, namespace, tmp_path) as world:
+        yield world
 
 
 def on_databricks(*, hub: Path, **parts: Any) -> Json:

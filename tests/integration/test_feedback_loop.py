@@ -21,7 +21,7 @@ from finetune_crds.evaluation import EvaluationResult
 from finetune_crds.recipe import Recipe
 from finetune_operator.names import scheduled_job_name
 from finetune_operator.text import format_time
-from fixtures.operator_processes.databricks import create_secret, operator_with_wheel, write_table
+from fixtures.operator_processes.databricks import create_secret, world_with_wheel, write_table
 from fixtures.operator_processes.world import World
 from support.api import Api
 from support.jars import jars_folder
@@ -235,10 +235,8 @@ def operated_world(
     api: Api, kubeconfig: Path, mlflow_server: Mlflow, namespace: str, tmp_path: Path
 ) -> Iterator[World]:
     """A namespace whose operator has the wheel."""
-    with operator_with_wheel(kubeconfig, mlflow_server, namespace, tmp_path):
-        world = World(api, mlflow_server, namespace)
+    with world_with_wheel(api, kubeconfig, mlflow_server, namespace, tmp_path) as world:
         yield world
-        world.delete_all()
 
 
 @pytest.fixture

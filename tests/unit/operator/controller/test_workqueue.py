@@ -12,7 +12,7 @@ from finetune_operator.controller.workqueue import WorkQueue, work
 
 
 class Clock:
-    """A clock that moves when told."""
+    """A clock that the test moves."""
 
     def __init__(self) -> None:
         self.now = 1000.0

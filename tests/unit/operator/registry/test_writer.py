@@ -77,7 +77,7 @@ class Memory:
 
 @dataclass
 class World:
-    """A writer, what it stands on, and a clock that moves when told."""
+    """A writer, what it stands on, and a clock that the test moves."""
 
     registry: Memory = field(default_factory=lambda: Memory({"champion": "4", "candidate": "5"}))
     kube: StandIn = field(default_factory=StandIn)

@@ -289,11 +289,15 @@ def test_a_workspace_that_does_not_answer_is_asked_by_the_next_attempt(
     assert (failed.value.exit_code, failed.value.reason) == (1, "CatalogUnreachable")
 
 
+def append_file(folder: Path) -> None:
+    """Add a file to the table of the training split."""
+    rows = pa.table({"text": ["later"], "split": ["other"]})
+    write_deltalake(folder / "lake" / "train", rows, mode="append")
+
+
 @pytest.mark.usefixtures("workspace")
 def test_credentials_that_expire_are_no_fault_of_the_data(store: Store, tmp_path: Path) -> None:
-    write_deltalake(
-        tmp_path / "lake" / "train", pa.table({"text": ["later"], "split": ["other"]}), mode="append"
-    )
+    append_file(tmp_path)
     batches = read.read(SPLITS, "train", ["text"])
     next(batches)
     store.expired |= set(store.grants)
@@ -304,9 +308,7 @@ def test_credentials_that_expire_are_no_fault_of_the_data(store: Store, tmp_path
 
 @pytest.mark.usefixtures("workspace")
 def test_credentials_are_renewed_between_files(store: Store, tmp_path: Path) -> None:
-    write_deltalake(
-        tmp_path / "lake" / "train", pa.table({"text": ["later"], "split": ["other"]}), mode="append"
-    )
+    append_file(tmp_path)
     seconds = 0.0
     batches = delta_table.read_rows(SPLITS, "train", ["text"], (), None, clock=lambda: seconds)
     texts = [*next(batches)["text"]]

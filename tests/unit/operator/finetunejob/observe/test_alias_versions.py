@@ -36,7 +36,7 @@ OF_MODELS = "/api/2.1/unity-catalog/models/"
 
 @dataclass
 class World:
-    """A reader, the workspace that it asks, and a clock that moves when told."""
+    """A reader, the workspace that it asks, and a clock that the test moves."""
 
     workspace: Workspace
     kube: StandIn = field(default_factory=StandIn)

@@ -44,7 +44,7 @@ def job(url: str, revision: str = "main", login: Json = LOGIN) -> FineTuneJob:
 
 @dataclass
 class World:
-    """A reader, a clock that moves when told, and which jobs are to be looked at again.
+    """A reader, a clock that the test moves, and which jobs are to be looked at again.
 
     Attributes:
         patience: of a pass, in seconds of the real clock.

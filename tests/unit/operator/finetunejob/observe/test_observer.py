@@ -43,7 +43,7 @@ JOB = "tune-train-1"
 
 @dataclass
 class World:
-    """An observer, what it stands on, and a clock that moves when told."""
+    """An observer, what it stands on, and a clock that the test moves."""
 
     kube: StandIn = field(default_factory=StandIn)
     store: Store = field(default_factory=lambda: Store(find_owner, recorded_jobs))

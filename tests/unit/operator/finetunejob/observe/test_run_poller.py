@@ -50,7 +50,7 @@ Json = dict[str, Any]
 
 @dataclass
 class World:
-    """A poller, and a clock that moves when told."""
+    """A poller, and a clock that the test moves."""
 
     kube: StandIn = field(default_factory=StandIn)
     settings: Settings = SETTINGS
