@@ -26,9 +26,8 @@ def follow_parent(draft: Draft, *, is_suspended: bool, waiting: Collection[str] 
         delivers: objects.build_followed_fields(ftj, delivers=delivers, is_suspended=is_suspended)
         for delivers in (False, True)
     }
-    deleted = {deletion.name for deletion in draft.delete}
     for name, child in draft.observed.children.items():
-        if trial_state.is_finished(child) or is_being_deleted(child) or name in deleted:
+        if trial_state.is_finished(child) or is_being_deleted(child):
             continue
         expected = followed[name == best]
         if name in waiting:

@@ -12,7 +12,7 @@ from finetune_operator.finetunejob.observe.run_poller import RunPoller
 from finetune_operator.finetunejob.observe.trial_evaluations import TrialEvaluationReader
 from finetune_operator.settings import Settings
 from fixtures.fake_kube import StandIn
-from fixtures.operator_in_memory.decisions import ACCEPTED, ftj, status
+from fixtures.operator_in_memory.decisions import ACCEPTED, FAILED, ftj, status
 from fixtures.operator_in_memory.reads import wait_for_answers
 from support.http_server import Answer, Request, serving
 
@@ -88,3 +88,16 @@ async def test_after_an_outage_it_is_asked_again() -> None:
         clock[0] = 3600.0
         assert [*await losses.read(job(uri, 1), children(1))] == [1]
         assert len(asked) == 2
+
+
+async def test_a_run_that_is_refused_does_not_keep_the_others_from_being_read() -> None:
+    with mlflow(Answer(400, b"no"), Answer(200, HISTORY)) as (uri, _asked):
+        assert [*await reader([0.0]).read(job(uri, 1, 2), children(1, 2))] == [2]
+
+
+async def test_a_finished_sweep_reads_nothing() -> None:
+    with mlflow(Answer(200, HISTORY)) as (uri, asked):
+        recorded = SweepStatus(trials=[Trial(n=1, parameters={}, phase="Training")])
+        finished = ftj(status(ACCEPTED, FAILED, sweep=recorded), sweep=SWEEP, tracking={"uri": uri})
+        assert await reader([0.0]).read(finished, children(1)) == {}
+        assert asked == []

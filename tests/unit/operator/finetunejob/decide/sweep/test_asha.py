@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 
-from finetune_crds.conditions import ConditionType
+from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.sweep import SweepStatus, Trial
+from finetune_operator.finetunejob.decide import accept
 from finetune_operator.finetunejob.model import Decision, FineTuneJob, Observed
-from fixtures.operator_in_memory.decisions import SETTINGS, applied, conclude, said
+from finetune_operator.settings import Settings
+from fixtures.operator_in_memory.decisions import NO_MLFLOW, SETTINGS, applied, conclude, said
 from unit.operator.finetunejob.decide.sweep.children import sweep_job
 
 Json = dict[str, Any]
@@ -302,16 +304,31 @@ def test_a_trial_that_stopped_early_does_not_end_the_sweep() -> None:
 
 
 def test_the_sweep_ends_only_when_the_last_trial_is_suspended() -> None:
-    played = start(THREE)
-    for number, rung in [(2, 0), (1, 0)]:
-        played.reach(number, rung)
-        played.decide()
+    played = start(THREE | {4: [1.0, 1.0, 1.0, 1.0]}, rungs=[10])
+    for number in (1, 2, 3):
+        played.reach(number, 0)
+    assert played.decide() == [(2, 1)]
     played.end(2, END, 0.4)
-    played.decide()
-    played.reach(3, 0)
-    played.decide()
-    played.children["tune-3"]["status"]["phase"] = "Training"
-    assert said(played.decide_once(), ConditionType.SUCCEEDED) is None
+    assert played.decide() == []
+    played.reach(4, 0)
+    decision = played.decide_once()
+    assert said(decision, ConditionType.SUCCEEDED) is None
+    assert [(change.name, change.fields) for change in decision.changed] == [("tune-4", {"suspend": True})]
+
+
+# What the sweep has besides rungs, the settings, and why the job waits.
+OBSTACLES: dict[str, tuple[Json, Settings, list[ConditionReason]]] = {
+    "no checkpoints": ({"checkpoint": None}, SETTINGS, [ConditionReason.STORAGE_NOT_CONFIGURED]),
+    "no MLflow server": ({}, NO_MLFLOW, [ConditionReason.MLFLOW_NOT_CONFIGURED]),
+    "nothing": ({}, SETTINGS, []),
+}
+
+
+@pytest.mark.parametrize(("parts", "settings", "reasons"), OBSTACLES.values(), ids=OBSTACLES)
+def test_what_asha_requires(parts: Json, settings: Settings, reasons: list[ConditionReason]) -> None:
+    spec = sweep_job(sweep=ASHA | {"trials": 3}, training={"evalEverySteps": 10}, **parts).spec
+    assert spec
+    assert [reason for reason, _message in accept.obstacles(spec, settings, "team")] == reasons
 
 
 def test_what_was_not_read_yet_is_awaited() -> None:
