@@ -16,6 +16,7 @@ from finetune_operator.databricks.model import Run as DatabricksRun
 from finetune_operator.databricks.model import Submission
 from finetune_operator.errors import Problem
 from finetune_operator.mlflow.model import Run
+from finetune_operator.owners import Owner
 from finetune_operator.registry.base import RegisteredVersion
 
 FINISHED_PHASES = ("Succeeded", "Failed")
@@ -45,6 +46,8 @@ class FineTuneJob:
     created: datetime | None = None
     trained_data: str | None = None
     """The digest of the data that the last job of its FineTuneSchedule trained on, if the job is to end with the same data."""
+    sweep: Owner | None = None
+    """The FineTuneJob with the sweep that created this one; None if this one is no trial."""
 
     @property
     def is_finished(self) -> bool:

@@ -36,6 +36,7 @@ from finetune_operator.finetunejob.observe.trial_evaluations import TrialEvaluat
 from finetune_operator.finetunejob.references import resumed_job_name
 from finetune_operator.finetunejob.resolve import pinned, resolve
 from finetune_operator.kube import Kube
+from finetune_operator.owners import find_finetunejob
 from finetune_operator.settings import Settings
 
 
@@ -67,6 +68,7 @@ def read_finetunejob(body: Json, defaults: Defaults) -> FineTuneJob:
         deleting="deletionTimestamp" in meta,
         created=datetime.fromisoformat(meta["creationTimestamp"]) if "creationTimestamp" in meta else None,
         trained_data=(meta.get("annotations") or {}).get(names.ANNOTATION_TRAINED_DATA),
+        sweep=find_finetunejob(body),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_operator.finetunejob.draft.draft import Draft
-from finetune_operator.finetunejob.preparation import backends
+from finetune_operator.finetunejob.preparation import backends, sibling
 from finetune_operator.policy.result import Continue, Outcome
 
 
@@ -14,6 +14,8 @@ def prepare(draft: Draft) -> Outcome:
         backends.clean_up(draft)
         return Continue
     backend = backends.find_backend(draft.spec)
+    if backend and sibling.use_prepared_table(draft):
+        return Continue
     if backend:
         return backend.prepare(draft)
     if draft.spec.data is None:
