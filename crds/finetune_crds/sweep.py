@@ -186,6 +186,7 @@ class SweepStatus(ApiModel):
 
 # CEL on FineTuneJobSpec.
 _HAS_SWEEP = "has(self.sweep)"
+_NAMES_VERSION = "matches('@v[0-9]+$')"
 
 SWEEP_RULES = (
     Rule(
@@ -206,6 +207,15 @@ SWEEP_RULES = (
         f"sweep.metric eval_reward_accuracy requires objective.type {join_names(PAIR_OBJECTIVES, 'or')}, and training.monitor Accuracy "
         "when training.select is Best; trials must not change these fields",
         ".sweep.metric",
+    ),
+    # NB: the newest version may be another one when the next trial starts.
+    Rule(
+        f"!{_HAS_SWEEP} || !has(self.data) || !has(self.data.splits) || (self.data.splits.type == 'Delta' ? has(self.data.splits.version) : "
+        f"self.data.splits.type != 'Tables' || self.data.splits.train.{_NAMES_VERSION} && (!has(self.data.splits.validation) || "
+        f"self.data.splits.validation.{_NAMES_VERSION}))",
+        "sweep requires a version of data.splits, so that all trials read the same rows: data.splits.version, or @v3 at the end of the names "
+        "of tables",
+        ".data.splits",
     ),
     # NB: `rungs` falls on evaluations, which a trial must not move.
     Rule(

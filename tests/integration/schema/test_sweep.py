@@ -30,6 +30,15 @@ def asha(*parameters: Json, rungs: tuple[int, ...] = (100, 300), spec: Json | No
     return sweep(*parameters, algorithm="ASHA", trials=9, rungs=[*rungs], spec=spec or EVALUATED)
 
 
+def with_splits(**splits: Any) -> Json:
+    columns = {"type": "PromptResponse", "prompt": "prompt", "response": "response"}
+    tracking = {"uri": "databricks", "experiment": "/Shared/tune", "secretRef": {"name": "databricks"}}
+    return sweep(
+        spec={"data": {"splits": splits, "columns": columns}, "tracking": tracking, "register": None}
+    )
+
+
+NO_VERSION = "sweep requires a version of data.splits"
 DPO: Json = {"objective": {"type": "DPO"}, "data": prepared(columns={"type": "Preference"})}
 NO_ACCURACY = "sweep.metric eval_reward_accuracy requires objective.type DPO, "
 EVALUATED: Json = {"training": {"evalEverySteps": 100}}
@@ -99,6 +108,11 @@ REFUSED: dict[str, tuple[Json, str]] = {
         sweep(spec={"checkpoint": {"uri": "/c", "resumeFrom": {"type": "Job", "name": "first"}}}),
         "checkpoint.resumeFrom must not be set when sweep is set",
     ),
+    "the newest version of the splits": (with_splits(type="Delta", path="/data/splits"), NO_VERSION),
+    "the newest version of a table of splits": (
+        with_splits(type="Tables", train="main.corpus.train@v3", validation="main.corpus.validation"),
+        NO_VERSION,
+    ),
     "a long name": (sweep(name="a" * 36), "at most 35 characters when sweep is set"),
 }
 # The metric has a goal.
@@ -112,6 +126,11 @@ ACCEPTED: dict[str, Json] = {
     "a grid": sweep(name="a" * 35),
     "a grid of a range": sweep(with_range()),
     "ASHA": asha(),
+    "a version of the splits": with_splits(type="Delta", path="/data/splits", version=3),
+    "versions of tables of splits": with_splits(
+        type="Tables", train="main.corpus.train@v3", validation="main.corpus.validation@v3"
+    ),
+    "files of splits": with_splits(type="Parquet", train="/data/train", validation="/data/validation"),
     "the accuracy of pairs": sweep(
         metric="eval_reward_accuracy",
         spec={**DPO, "training": {"select": "Best", "evalEverySteps": 10, "monitor": "Accuracy"}},

@@ -114,7 +114,12 @@ def test_a_trial_waits_while_another_one_prepares() -> None:
     preparing = prepared("False", reason=ConditionReason.PREPARING)
     decision = conclude(trial(), observed(lease=preparing), at=later(10))
     assert (applied(decision), decision.status.phase) == ([], "Pending")
-    assert said(decision, ConditionType.PREPARED)[1] == ConditionReason.WAITING_FOR_PREPARATION
+    message = "FineTuneJob sweep-1 prepares the same data: this job waits for the table that sweep-1 writes, and uses the table"
+    assert said(decision, ConditionType.PREPARED) == (
+        "False",
+        ConditionReason.WAITING_FOR_PREPARATION,
+        message,
+    )
 
 
 def test_a_job_without_a_sweep_checks_its_sources() -> None:
