@@ -32,11 +32,11 @@ ORDER = (
     "test_lost_node",
     # What follows looks at the ends of stories: the longest of them begin first.
     "test_chain",
+    "test_sweep",
     "test_spark_executors",
     "test_interrupted",
     "test_gpu_guide",
     "test_own_script",
-    "test_methods",
     "test_bad_luck",
 )
 LAST = ("test_demo_leaves_nothing_in_a_cluster_that_stays", "test_cluster_leaves_nothing_on_this_machine")

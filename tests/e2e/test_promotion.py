@@ -28,6 +28,17 @@ NO_WORSE: Json = {
     "type": "Comparison",
     "comparison": {"metric": "eval_loss", "goal": "Minimize", "notWorseThan": {"relative": 0.02}},
 }
+# A gate's Job reads the loss of the version from its MLflow run, and reports how far it is below 6.
+MEASURED = """
+import json, os
+from mlflow import MlflowClient
+
+client = MlflowClient()
+version = client.get_model_version(os.environ["MODEL_NAME"], os.environ["MODEL_VERSION"])
+loss = client.get_run(version.run_id).data.metrics["eval_loss"]
+with open(os.environ["METRICS_PATH"], "w") as file:
+    json.dump({"margin": 6 - loss}, file)
+"""
 # Promotions of the good version, by the alias that each keeps.
 APPLIED: dict[str, Json] = {
     "gated": {"gates": [NO_WORSE]},
@@ -133,6 +144,25 @@ def test_a_worse_version_is_refused_with_both_numbers(promotions: Promotions) ->
     promotions.patch("gated", source={"type": "Version", "version": better})
     status = promotions.reaches("gated", at("Promoted", better))
     assert moves(status) == [(None, good, "Promoted"), (good, better, "Promoted")]
+
+
+def test_a_gate_that_runs_a_job_judges_by_its_numbers(
+    promotions: Promotions, installation: Installation, jobs: Jobs
+) -> None:
+    good, worse = promotions.good, promotions.worse
+    image = installation.place.trainer_image
+    gates = [
+        {"name": "tests", "type": "Job", "job": {"image": image, "command": ["python", "-c", MEASURED]}},
+        {"name": "far", "type": "Metric", "metric": {"name": "margin", "min": 0.5, "job": "tests"}},
+    ]
+    promotions.apply(judged={"source": {"type": "Version", "version": good}, "gates": gates})
+    status = promotions.reaches("judged", at("Promoted", good))
+    promotions.patch("judged", source={"type": "Version", "version": worse})
+    refused = promotions.reaches("judged", at("Refused", good))
+    verdicts = {item["name"]: (item["verdict"], item.get("value")) for item in refused["gates"]["verdicts"]}
+    assert verdicts == {"tests": ("Passed", None), "far": ("Failed", "0.1")}
+    assert [item["version"] for item in refused["gateResults"]] == [worse, good]
+    assert moves(status) == [(None, good, "Promoted")]
 
 
 def test_an_approval_counts_for_its_version_alone(promotions: Promotions) -> None:
