@@ -1,5 +1,6 @@
-"""From a table to an endpoint and back: the sample databricks-chain, whole, with a workspace that stands in for Databricks.
+"""The samples databricks-chain and feedback-loop, whole, with a workspace that stands in for Databricks.
 
+From a table to an endpoint and back, and from the answers of the endpoint to the next version.
 What runs is real: the operator's wheel in a Spark on this machine, two pods with torchrun, MLflow's own client and server. The
 workspace's Unity Catalog and its endpoints are played.
 """
@@ -10,6 +11,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 import yaml
 
@@ -20,6 +22,7 @@ from e2e.conftest import CLUSTER
 from e2e.hand import Hand, reaching
 from e2e.jobs import Jobs, condition
 from e2e.workspace import Place, create_bucket, create_secrets, create_table, parquet, reachable
+from fixtures import inference_tables
 from fixtures.fake_databricks import Workspace
 from fixtures.fake_databricks.endpoints import exported
 from support.waiting import wait_for
@@ -29,20 +32,26 @@ JOB, STAGING, CHAMPION = "support-qwen", "support-qwen-staging", "support-qwen-c
 # Spark's own catalog on this machine has no third level.
 TABLE = "gold.conversations"
 ROWS, STEPS = 400, 8
+SCHEDULE, NEXT_CHAMPION = "assistant-feedback", "assistant-champion"
+REQUESTS, FEEDBACK = "gold.support_payload", "gold.feedback"
+RATED = 100
 # The small model takes this bar.
 LOSS = 8
 
 
-@pytest.fixture
-def place(installation: Installation, tmp_path: Path) -> Iterator[Place]:
+@pytest.fixture(scope="module")
+def place(installation: Installation, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     """A workspace with a table of conversations, and with a champion that somebody else made."""
+    tmp_path = tmp_path_factory.mktemp("workspace")
     with (
         reaching(installation) as hand,
         reachable(CLUSTER, hand, "Qwen/Qwen2.5-0.5B-Instruct", tmp_path) as databricks,
     ):
         create_bucket(hand, "lake")
         create_secrets(installation.place.kubectl, databricks.workspace, "lake-credentials")
-        create_table(databricks.workspace, TABLE, conversations(hand), tmp_path / "conversations")
+        rows = conversations(hand)
+        create_table(databricks.workspace, TABLE, pa.Table.from_pylist(rows), tmp_path / "conversations")
+        create_served_answers(databricks.workspace, rows, tmp_path)
         databricks.workspace.files.volumes.add("/Volumes/support/finetuning/work")
         databricks.workspace.add_version(MODEL, 1)
         for alias in ("staging", "champion"):
@@ -50,11 +59,21 @@ def place(installation: Installation, tmp_path: Path) -> Iterator[Place]:
         yield databricks
 
 
-@pytest.fixture
-def gone(place: Place, installation: Installation) -> Iterator[None]:
-    """The sample's objects are gone before the workspace is."""
+@pytest.fixture(scope="module")
+def cleaned_up(place: Place, installation: Installation) -> Iterator[None]:
+    """The samples' objects are gone before the workspace is."""
     yield
-    names = ("mprom/" + STAGING, "mprom/" + CHAMPION, "ftj/" + JOB)
+    names = (
+        "fts/" + SCHEDULE,
+        "mprom/" + NEXT_CHAMPION,
+        "mprom/" + STAGING,
+        "mprom/" + CHAMPION,
+        "ftj/" + JOB,
+    )
+    _delete(installation, *names)
+
+
+def _delete(installation: Installation, *names: str) -> None:
     where = ("--namespace", NAMESPACE, "--ignore-not-found", "--cascade=foreground")
     installation.place.kubectl("delete", *names, *where, timeout=300)
 
@@ -74,6 +93,20 @@ def conversations(hand: Hand) -> list[Json]:
     ]
 
 
+def create_served_answers(workspace: Workspace, rows: list[Json], folder: Path) -> None:
+    """Play the endpoint, whose answers are logged, and the people who like half of them and correct the others."""
+    turns = [[message["content"] for message in row["messages"]] for row in rows[:RATED]]
+    answers = {f"request-{number}": (question, answer) for number, (question, answer) in enumerate(turns)}
+    corrections = {
+        request: f"{answer} It is done." if number % 2 else None
+        for number, (request, (_question, answer)) in enumerate(answers.items())
+    }
+    create_table(workspace, REQUESTS, pa.table(inference_tables.build_requests(answers)), folder / "requests")
+    create_table(
+        workspace, FEEDBACK, pa.table(inference_tables.build_feedback(corrections)), folder / "feedback"
+    )
+
+
 def manifests(place: Place) -> list[Json]:
     """The sample with the addresses of this place, for a small model on CPUs, and with less to wait for."""
     job, staging, champion = yaml.safe_load_all(
@@ -90,7 +123,7 @@ def manifests(place: Place) -> list[Json]:
     return [job, staging, champion]
 
 
-@pytest.mark.usefixtures("gone")
+@pytest.mark.usefixtures("cleaned_up")
 def test_from_a_table_to_an_endpoint_and_back(place: Place, jobs: Jobs, installation: Installation) -> None:
     workspace = place.workspace
     shares = workspace.endpoints.shares.setdefault(ENDPOINT, [])
@@ -124,6 +157,53 @@ def test_from_a_table_to_an_endpoint_and_back(place: Place, jobs: Jobs, installa
     assert workspace.models[MODEL].aliases == {"staging": 2, "champion": 1}
     moves = [(item.get("fromVersion"), item["toVersion"], item["reason"]) for item in status["history"]]
     assert moves[:2] == [("2", "1", "RolledBack"), ("1", "2", "Promoted")]
+
+
+def feedback_manifests(place: Place) -> list[Json]:
+    """The sample with the addresses of this place, for the small model of the chain, and with a start every minute."""
+    schedule, promotion = yaml.safe_load_all((SAMPLES / "feedback-loop.yaml").read_text(encoding="utf-8"))
+    schedule["spec"]["schedule"] = "* * * * *"
+    spec = schedule["spec"]["jobTemplate"]["spec"]
+    spec["model"]["base"] = f"models:/{MODEL}@champion"
+    source = spec["data"]["source"]
+    source["table"], source["feedback"]["table"] = REQUESTS, FEEDBACK
+    spec["method"]["lora"] = {"rank": 8, "targetModules": ["q_proj", "v_proj"]}
+    spec["training"] = {"maxSteps": 10, "learningRate": 1e-3, "maxLength": 512, "precision": "FP32"}
+    spec["distributed"] = {"nodes": 2, "device": "CPU"}
+    del spec["pods"]["evaluate"]
+    spec["register"]["model"] = promotion["spec"]["model"] = MODEL
+    promotion["spec"]["serving"]["endpoint"] = ENDPOINT
+    return [schedule, promotion]
+
+
+@pytest.mark.usefixtures("cleaned_up")
+def test_feedback_on_its_answers_trains_the_next_champion(
+    place: Place, jobs: Jobs, installation: Installation
+) -> None:
+    """The version that the chain has trained is the champion now."""
+    workspace = place.workspace
+    _delete(installation, "mprom/" + STAGING, "mprom/" + CHAMPION)
+    workspace.set_alias(MODEL, "champion", 2)
+    installation.apply(yaml.safe_dump_all(feedback_manifests(place)))
+    jobs.promotion(NEXT_CHAMPION, lambda status: status.get("current") == "2", stuck=())
+    label = f"finetune.dev/schedule={SCHEDULE}"
+    job = wait_for("the schedule starts a job", lambda: jobs.api.list("FineTuneJob", NAMESPACE, label), 120)[
+        0
+    ]
+    installation.patch("finetuneschedule", SCHEDULE, {"suspend": True})
+
+    status = jobs.follow(job["metadata"]["name"])["status"]
+    assert status["pinned"]["base"] == f"models:/{MODEL}/2"
+    assert sum(status["data"]["rows"].values()) == RATED
+    loss, base_loss = (status["evaluation"]["metrics"][0][name] for name in ("value", "base"))
+    assert loss < 0.99 * base_loss
+    promoted = jobs.promotion(NEXT_CHAMPION, at("Promoted", "3"))
+    [verdict] = promoted["gates"]["verdicts"]
+    assert "since version 2, which has the alias, has " in verdict["message"]
+    assert workspace.models[MODEL].aliases["champion"] == 3
+    wait_for(
+        "the new champion is served", lambda: workspace.endpoints.shares[ENDPOINT][-1] == {"3": 100}, 120
+    )
 
 
 def check_lineage(job: Json, workspace: Workspace) -> None:

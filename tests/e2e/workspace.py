@@ -7,7 +7,7 @@ the stand-in Hub, and so do the pods.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,9 +67,9 @@ def reachable(cluster: str, hand: Hand, model: str, folder: Path) -> Iterator[Pl
         yield Place(workspace, address)
 
 
-def create_table(workspace: Workspace, name: str, rows: Sequence[Json], folder: Path) -> None:
+def create_table(workspace: Workspace, name: str, rows: pa.Table, folder: Path) -> None:
     """Create a Delta table in the workspace."""
-    write_deltalake(str(folder), pa.Table.from_pylist(list(rows)))
+    write_deltalake(str(folder), rows)
     workspace.jobs.tables[name] = str(folder)
 
 

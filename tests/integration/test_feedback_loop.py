@@ -6,7 +6,6 @@ pods are played: the losses are the test's.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -21,6 +20,7 @@ from finetune_crds.evaluation import EvaluationResult
 from finetune_crds.recipe import Recipe
 from finetune_operator.names import scheduled_job_name
 from finetune_operator.text import format_time
+from fixtures import inference_tables
 from fixtures.operator_processes.databricks import create_secret, world_with_wheel, write_table
 from fixtures.operator_processes.world import World
 from support.api import Api
@@ -82,11 +82,17 @@ class Loop:
 
     def answer(self, numbers: Sequence[int]) -> None:
         """Play the AI Gateway, which logs the answers of the endpoint."""
-        write_table(self.folder / REQUESTS, build_requests(numbers))
+        answers = {
+            f"request-{number}": (f"What is {number} plus one?", f"It is {number + 1}.") for number in numbers
+        }
+        write_table(self.folder / REQUESTS, inference_tables.build_requests(answers))
 
     def rate(self, numbers: Sequence[int], correction: str | None = None) -> None:
         """Play the application: people like these answers, or correct them."""
-        write_table(self.folder / FEEDBACK, build_feedback(numbers, correction))
+        corrections = {
+            f"request-{number}": correction.format(number + 1) if correction else None for number in numbers
+        }
+        write_table(self.folder / FEEDBACK, inference_tables.build_feedback(corrections))
 
     def register(self, run_id: str = "", tags: Json | None = None) -> str:
         """Play the trainer: register a version with its tokenizer."""
@@ -148,35 +154,6 @@ class Loop:
         self.world.end_pods(f"{job}-evaluate", [0], [TerminationMessage(evaluation=evaluation)])
         self.world.wait_phase(job, "Succeeded")
         return recipe
-
-
-def build_requests(numbers: Sequence[int]) -> Json:
-    """Columns of an inference table: a question about each number, and its answer."""
-    import pyarrow as pa
-
-    questions = [[{"role": "user", "content": f"What is {number} plus one?"}] for number in numbers]
-    answers = [{"role": "assistant", "content": f"It is {number + 1}."} for number in numbers]
-    choices = [[{"index": 0, "message": message, "finish_reason": "stop"}] for message in answers]
-    return {
-        "databricks_request_id": [f"request-{number}" for number in numbers],
-        "status_code": pa.array([200] * len(numbers), pa.int32()),
-        "request": [json.dumps({"messages": messages}) for messages in questions],
-        "response": [json.dumps({"choices": item}) for item in choices],
-        "logging_error_codes": pa.array([[]] * len(numbers), pa.list_(pa.string())),
-    }
-
-
-def build_feedback(numbers: Sequence[int], correction: str | None) -> Json:
-    """Columns of the table of feedback on the answers about these numbers."""
-    import pyarrow as pa
-
-    texts = [correction.format(number + 1) if correction else None for number in numbers]
-    return {
-        "request_id": [f"request-{number}" for number in numbers],
-        "thumb_up": [correction is None] * len(numbers),
-        "corrected": pa.array(texts, pa.string()),
-        "created_at": pa.array([datetime.now(UTC)] * len(numbers), pa.timestamp("us", "UTC")),
-    }
 
 
 @pytest.fixture

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import signal
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 import yaml
 
+from finetune_crds.base import API_VERSION
 from finetune_crds.contract import EXIT_PREEMPTED
+from finetune_operator.names import scheduled_job_name
+from finetune_operator.text import format_time
 from fixtures.operator_processes.jobs import PREPARED, TRAINED, error, job, splits_given
 from fixtures.operator_processes.registry import GATES, Registry
 from fixtures.operator_processes.replicas import Replicas
@@ -23,6 +27,11 @@ from support.process import Process
 from support.waiting import wait_for
 
 Json = dict[str, Any]
+SCHEDULE = "nightly"
+SWEEP: Json = {
+    "algorithm": "Grid",
+    "parameters": [{"field": "training.learningRate", "values": [1e-4, 1e-3]}],
+}
 EARLIER, LATER = "earlier", "later"
 """The versions. The images, the storage and the variable of the pods have the name of their version."""
 
@@ -92,8 +101,24 @@ def train(world: World, name: str) -> None:
     world.end_pods(f"{name}-train-1", [0, 0], [TRAINED, None])
 
 
+def start_schedule(world: World) -> str:
+    """Create a schedule whose start time of today has passed and is not handled, and return the name of its job."""
+    start = datetime.now(UTC).replace(second=0, microsecond=0) - timedelta(minutes=10)
+    template = {"spec": splits_given(checkpoint=None, register=None)["spec"]}
+    spec = {"schedule": f"{start.minute} {start.hour} * * *", "suspend": True, "jobTemplate": template}
+    meta = {"name": SCHEDULE, "namespace": world.namespace}
+    kind = "FineTuneSchedule"
+    world.api.create({"apiVersion": API_VERSION, "kind": kind, "metadata": meta, "spec": spec})
+    missed = {"lastScheduleTime": format_time(start - timedelta(days=2))}
+    world.api.patch(kind, world.namespace, SCHEDULE, {"status": missed}, status=True)
+    world.api.patch(kind, world.namespace, SCHEDULE, {"spec": {"suspend": False}})
+    return scheduled_job_name(SCHEDULE, start)
+
+
 def start_work(world: World, registry: Registry) -> None:
-    """Bring jobs into each phase, and a promotion into its soak."""
+    """Bring jobs into each phase, a job of a schedule and a trial of a sweep into training, and a promotion into its soak."""
+    scheduled = start_schedule(world)
+    world.submit(splits_given("sweep", sweep=SWEEP, checkpoint=None, register=None))
     registry.point("staging", registry.version(2.0))
     registry.apply(gates=GATES, soakSeconds=3600)
     world.submit(job("preparing", checkpoint=None))
@@ -102,7 +127,7 @@ def start_work(world: World, registry: Registry) -> None:
     world.submit(splits_given("evaluating", evaluation={"metrics": ["Accuracy"]}))
     world.submit(splits_given("succeeded", checkpoint=None))
     world.run_pods("preparing-prep", 1)
-    for name in ("training", "suspended"):
+    for name in ("training", "suspended", scheduled, "sweep-1"):
         world.run_pods(f"{name}-train-1", 2)
     for pod in world.wait_pods("blocked-train-1", 2):
         world.set_waiting(pod, "ImagePullBackOff", "no such image")
@@ -115,6 +140,8 @@ def start_work(world: World, registry: Registry) -> None:
     phases = {
         "preparing": "Preparing",
         "training": "Training",
+        scheduled: "Training",
+        "sweep": "Training",
         "suspended": "Suspended",
         "blocked": "Starting",
         "evaluating": "Evaluating",
@@ -162,6 +189,10 @@ def test_an_upgrade_and_a_rollback_change_nothing_until_the_next_attempt(release
 
     earlier = releases.take_over(EARLIER)
     assert settle(world, earlier) == before
+    # The sweep goes on with its next trial, and the schedule starts no job again.
+    world.end_pods("sweep-1-train-1", [0, 0], [TRAINED, None])
+    assert from_release(world, "sweep-2", 1) == (EARLIER, EARLIER, EARLIER)
+    assert len(world.api.list("FineTuneJob", world.namespace, f"finetune.dev/schedule={SCHEDULE}")) == 1
     world.end_pods("preparing-prep", [0], [PREPARED])
     world.api.patch("FineTuneJob", world.namespace, "suspended", {"spec": {"suspend": False}})
     assert from_release(world, "preparing", 1) == (EARLIER, EARLIER, EARLIER)
