@@ -167,8 +167,8 @@ def feedback_manifests(place: Place) -> list[Json]:
     spec["model"]["base"] = f"models:/{MODEL}@champion"
     source = spec["data"]["source"]
     source["table"], source["feedback"]["table"] = REQUESTS, FEEDBACK
-    spec["method"]["lora"] = {"rank": 8, "targetModules": ["q_proj", "v_proj"]}
-    spec["training"] = {"maxSteps": 10, "learningRate": 1e-3, "maxLength": 512, "precision": "FP32"}
+    spec["method"]["lora"] = {"rank": 16, "alpha": 64}
+    spec["training"] = {"maxSteps": 15, "learningRate": 1e-2, "maxLength": 512, "precision": "FP32"}
     spec["distributed"] = {"nodes": 2, "device": "CPU"}
     del spec["pods"]["evaluate"]
     spec["register"]["model"] = promotion["spec"]["model"] = MODEL
