@@ -34,7 +34,7 @@ class Rule(NamedTuple):
         message: the error of the API server if the expression is false.
         field: the path of the field to change, below the object with the rule, such as `.warmupSteps`; empty for the object
             itself.
-        computed: a CEL expression that builds the error from values of the object; the documentation shows `message`. NB: the
+        computed: a CEL expression that builds the error from values of the object; only the documentation shows `message`. NB: the
             API server assumes no maximum length for a number as text, so a message with a number exceeds the cost limit.
         at_creation: whether the rule is checked only when its object is set for the first time. Use it for a new rule on a
             field that cannot change: otherwise, an object that an earlier version accepted could not be updated at all.
@@ -86,8 +86,8 @@ class ReplacedField(NamedTuple):
 
     @property
     def message(self) -> str:
-        """The error of the API server."""
-        return f"{self.path} was {self.outcome}"
+        """The error of the API server, which names the field itself."""
+        return self.outcome
 
     @property
     def description(self) -> str:
@@ -137,79 +137,57 @@ Passthrough = Annotated[
 """A part of another Kubernetes object, such as a pod template. The CRD does not list its fields."""
 
 
-FOLDER_FORMATS = "s3://bucket/folder, gs://bucket/folder, abfss://container@account.dfs.core.windows.net/folder, or an absolute path"
+FOLDER_FORMATS = "s3://bucket/folder, gs://bucket/folder, abfss://container@host/folder, or an absolute path"
 """Formats of a folder's address, for messages."""
 STORED_FOLDER_PATTERN = "^(/.|(s3a?|gs)://[^/ ]+/.|abfss://[^/@ ]+@[^/@ ]+/.)"
 """Pattern of a folder that jobs write: a folder in an object store, or an absolute path."""
+SHARED_FOLDER_FORMATS = f"{FOLDER_FORMATS} on a volume; pods cannot reach DBFS"
+"""Formats of `is_shared_folder`, for messages."""
 
 
-# Names of objects, volumes and variables. Kubernetes checks them only when the operator creates an object with them; these rules
-# refuse a wrong name earlier, in the resource itself.
+def is_shared_folder(uri: str) -> str:
+    """Return the CEL condition that training pods can write the folder at an address: the pattern has no dbfs:/, but /dbfs."""
+    return f"{uri}.matches('{STORED_FOLDER_PATTERN}') && !{uri}.startsWith('/dbfs/')"
+
+
+# Names of objects, volumes and variables. Kubernetes checks them only when the operator creates an object with them; these patterns
+# and the rule refuse a wrong name earlier, in the resource itself.
 _LABEL = "[a-z0-9]+(-+[a-z0-9]+)*"
 SUBDOMAIN = "[a-z0-9]+((-+|[.])[a-z0-9]+)*"
-_NAME_CHARACTERS = "lowercase letters and digits, with '-' and '.' only between them"
 ENV_NAME = "([-_a-zA-Z]|[.][-_a-zA-Z0-9])[-._a-zA-Z0-9]*"
-_ENV_MESSAGE = "an environment variable's name can contain letters, digits, '_', '-' and '.', and cannot begin with a digit or '..'"
 
 
-def _matching(pattern: str, message: str) -> dict[str, Any]:
-    return rules((f"self.matches('^{pattern}$')", message))
+def _matching(pattern: str) -> dict[str, Any]:
+    """Return the schema of a text that matches a pattern from its start to its end.
+
+    NB: only the API server checks the pattern. pydantic would also check it in the operator, which then could not read an object that
+    an earlier version accepted.
+    """
+    return {"pattern": f"^{pattern}$"}
 
 
-ObjectName = Annotated[
-    str,
-    Field(
-        min_length=1,
-        max_length=253,
-        json_schema_extra=_matching(SUBDOMAIN, f"an object's name must consist of {_NAME_CHARACTERS}"),
-    ),
-]
+ObjectName = Annotated[str, Field(min_length=1, max_length=253, json_schema_extra=_matching(SUBDOMAIN))]
 """The name of a Secret, a ConfigMap, a claim or another object of the namespace."""
-QueueName = Annotated[
-    str,
-    Field(
-        max_length=63,
-        json_schema_extra=_matching(f"({SUBDOMAIN})?", f"a queue's name must consist of {_NAME_CHARACTERS}"),
-    ),
-]
+QueueName = Annotated[str, Field(max_length=63, json_schema_extra=_matching(f"({SUBDOMAIN})?"))]
 """The name of a Kueue LocalQueue; empty for no queue. It becomes the value of a label."""
-VolumeName = Annotated[
-    str,
-    Field(
-        min_length=1,
-        max_length=63,
-        json_schema_extra=_matching(
-            _LABEL,
-            "a volume's name must consist of lowercase letters and digits, with '-' only between them",
-        ),
-    ),
-]
+VolumeName = Annotated[str, Field(min_length=1, max_length=63, json_schema_extra=_matching(_LABEL))]
 """The name of a volume of a pod template."""
-EnvName = Annotated[
-    str,
-    Field(
-        min_length=1,
-        max_length=253,
-        json_schema_extra=_matching(ENV_NAME, _ENV_MESSAGE),
-    ),
-]
+EnvName = Annotated[str, Field(min_length=1, max_length=253, json_schema_extra=_matching(ENV_NAME))]
 """The name of an environment variable, or a prefix of such names."""
 EnvMap = Annotated[
     dict[str, Annotated[str, Field(max_length=4096)]],
     Field(
         max_length=64,
-        json_schema_extra=rules((f"self.all(name, name.matches('^{ENV_NAME}$'))", _ENV_MESSAGE)),
+        json_schema_extra=rules(
+            (
+                f"self.all(name, name.matches('^{ENV_NAME}$'))",
+                "an environment variable's name can contain letters, digits, '_', '-' and '.', and cannot begin with a digit or '..'",
+            )
+        ),
     ),
 ]
 """Environment variables by name."""
-Image = Annotated[
-    str,
-    Field(
-        min_length=1,
-        max_length=1024,
-        json_schema_extra=_matching("[^ ]+", "an image's name cannot contain spaces"),
-    ),
-]
+Image = Annotated[str, Field(min_length=1, max_length=1024, json_schema_extra=_matching("[^ ]+"))]
 """The name of a container image."""
 
 
@@ -246,8 +224,29 @@ def list_type_map(*keys: str) -> dict[str, Any]:
     return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [*keys]}
 
 
-def immutable(field: str, message: str) -> Rule:
-    """Return the rule that a field cannot be changed, set or removed after creation."""
+def build_immutability_rule(
+    optional_fields: Sequence[str], fields: Sequence[str], *, message: str, ending: str
+) -> Rule:
+    """Return the rule of a spec that an update changes none of some fields. Its error names the fields that the update changes.
+
+    Args:
+        optional_fields: fields that an object can lack.
+        fields: fields that every object has.
+        message: what can change and what to do instead, for the documentation.
+        ending: the error after the names of the fields.
+    """
+    conditions = {field: is_unchanged(field) for field in optional_fields} | {
+        field: f"self.{field} == oldSelf.{field}" for field in fields
+    }
+    # NB: the API server refuses the cost of a list of names that is filtered and joined.
+    changed_fields = " + ".join(
+        f"({condition} ? '' : 'spec.{field} ')" for field, condition in conditions.items()
+    )
+    expression = " && ".join(f"({condition})" for condition in conditions.values())
+    return Rule(expression, message, computed=f"{changed_fields} + '{ending}'")
+
+
+def is_unchanged(field: str) -> str:
+    """Return the CEL condition that an update does not change, set or remove an optional field."""
     same_presence = f"has(self.{field}) == has(oldSelf.{field})"
-    unchanged = f"{same_presence} && (!has(self.{field}) || self.{field} == oldSelf.{field})"
-    return Rule(unchanged, message, f".{field}")
+    return f"{same_presence} && (!has(self.{field}) || self.{field} == oldSelf.{field})"

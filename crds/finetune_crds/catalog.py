@@ -50,9 +50,8 @@ class DatabricksCatalog(ApiModel):
     """The Unity Catalog of a Databricks workspace."""
 
     secret_ref: LocalReference | None = None
-    """Secret with DATABRICKS_HOST, and DATABRICKS_TOKEN or both DATABRICKS_CLIENT_ID and DATABRICKS_CLIENT_SECRET. Default:
-    the pods' Databricks login if MLflow is at Databricks; otherwise a token of their ServiceAccount for databricks.host of
-    the chart."""
+    """Secret with the login of a Databricks workspace, see tracking.secretRef. Default: the Databricks login of the
+    pods, or else a token of their ServiceAccount for databricks.host of the chart."""
 
 
 class HiveMetastore(ApiModel):
@@ -74,27 +73,18 @@ class Catalog(ApiModel):
     model_config = ConfigDict(
         json_schema_extra=rules(
             (
-                "self.type == 'UnityCatalog' ? has(self.unityCatalog) : !has(self.unityCatalog)",
-                "unityCatalog is required when type is UnityCatalog, and forbidden otherwise",
-                ".unityCatalog",
-            ),
-            (
-                "self.type == 'Databricks' || !has(self.databricks)",
-                "databricks can be set only when type is Databricks",
-                ".databricks",
-            ),
-            (
-                "self.type == 'Hive' ? has(self.hive) : !has(self.hive)",
-                "hive is required when type is Hive, and forbidden otherwise",
-                ".hive",
+                "has(self.unityCatalog) == (self.type == 'UnityCatalog') && has(self.hive) == (self.type == 'Hive') && "
+                "(!has(self.databricks) || self.type == 'Databricks')",
+                "type UnityCatalog requires unityCatalog, type Hive requires hive, and type Databricks allows databricks: set no other "
+                "of these fields",
             ),
         )
     )
 
     type: CatalogType
-    """UnityCatalog: a server of the open-source Unity Catalog. Databricks: the Unity Catalog of a workspace. Both issue
-    credentials for the files of a table in s3://. Hive: a Hive metastore; the pods read the files with their own
-    credentials."""
+    """A server of the open-source Unity Catalog (UnityCatalog), the Unity Catalog of a Databricks workspace
+    (Databricks), or a Hive metastore (Hive). The Unity Catalogs issue credentials for the files of a table in s3://.
+    With Hive, the pods read the files with their own credentials."""
     unity_catalog: UnityCatalogServer | None = None
     """The Unity Catalog server."""
     databricks: DatabricksCatalog | None = None
@@ -108,26 +98,29 @@ class Catalog(ApiModel):
         return self.type != "Hive"
 
 
-def _fits_levels(source: str) -> str:
-    """Return the CEL condition that a source has no table, or a table whose name has as many levels as the catalog requires."""
-    return (
-        f"(!has({source}.table) || (self.prepare.catalog.type == 'Hive' ? {source}.table.{_HAS_TWO_LEVELS} "
-        f": {source}.table.{_HAS_THREE_LEVELS}))"
-    )
+def _table(source: str) -> str:
+    """Return the CEL expression of a source's table; an empty text if it has none."""
+    return f"has({source}.table) ? {source}.table : ''"
 
 
+# CEL on Data with a preparation and a source: the tables of its sources, its feedback and its evaluation sets. A source without a
+# table has an empty text.
+_TABLES = (
+    f"([{_table('self.source')}, has(self.source.feedback) && {_table('self.source.feedback')}] + "
+    f"(has(self.source.sources) ? self.source.sources.map(part, {_table('part')}) : []) + "
+    f"(has(self.prepare.decontaminate) ? self.prepare.decontaminate.sources.map(part, {_table('part')}) : []))"
+)
 # CEL: a rule that begins with this holds for data without a catalog or without a source.
 _NO_CATALOG_OR = "!has(self.prepare) || !has(self.prepare.catalog) || !has(self.source) || "
 DATA_RULES = (
     Rule(
-        f"{_NO_CATALOG_OR}has(self.source.table) || (has(self.source.sources) && self.source.sources.exists(part, has(part.table))) "
-        "|| (has(self.source.feedback) && has(self.source.feedback.table)) || has(self.prepare.splitTables) || (has(self.prepare.decontaminate) && self.prepare.decontaminate.sources.exists(part, has(part.table)))",
+        f"{_NO_CATALOG_OR}has(self.prepare.splitTables) || {_TABLES}.exists(table, table != '')",
         "prepare.catalog applies only to sources with table, and to splitTables: set table in a source, or remove prepare.catalog",
         ".prepare.catalog",
     ),
     Rule(
-        f"{_NO_CATALOG_OR}({_fits_levels('self.source')} && (!has(self.source.sources) || self.source.sources.all(part, {_fits_levels('part')})) "
-        f"&& (!has(self.source.feedback) || {_fits_levels('self.source.feedback')}) && (!has(self.prepare.decontaminate) || self.prepare.decontaminate.sources.all(part, {_fits_levels('part')})))",
+        f"{_NO_CATALOG_OR}{_TABLES}.all(table, table == '' || (self.prepare.catalog.type == 'Hive' ? table.{_HAS_TWO_LEVELS} "
+        f": table.{_HAS_THREE_LEVELS}))",
         "table must be catalog.schema.table, or database.table when prepare.catalog.type is Hive",
         ".source",
     ),
@@ -135,11 +128,11 @@ DATA_RULES = (
 """Rules of Data."""
 
 
-def _have_levels(has_levels: str) -> str:
-    """CEL on Prepare: whether the names of all tables of splits have a number of levels."""
-    optional_splits = (f"self.splitTables.{split}" for split in ("validation", "test"))
-    conditions = (f"(!has({field}) || {field}.{has_levels})" for field in optional_splits)
-    return " && ".join((f"self.splitTables.train.{has_levels}", *conditions))
+# CEL on Prepare with splitTables: the names of the tables; an empty text for a split without a table.
+_SPLIT_TABLES = (
+    "[self.splitTables.train, has(self.splitTables.validation) ? self.splitTables.validation : '', "
+    "has(self.splitTables.test) ? self.splitTables.test : '']"
+)
 
 
 PREPARE_RULES = (
@@ -149,8 +142,8 @@ PREPARE_RULES = (
         ".catalog",
     ),
     Rule(
-        f"!has(self.splitTables) || (self.spark.mode == 'Databricks' ? {_have_levels(_HAS_THREE_LEVELS)} : !has(self.catalog) || "
-        f"(self.catalog.type == 'Hive' && {_have_levels(_HAS_TWO_LEVELS)}))",
+        f"!has(self.splitTables) || {_SPLIT_TABLES}.all(table, table == '' || (self.spark.mode == 'Databricks' "
+        f"? table.{_HAS_THREE_LEVELS} : !has(self.catalog) || self.catalog.type == 'Hive' && table.{_HAS_TWO_LEVELS}))",
         "splitTables requires spark.mode Databricks and names like catalog.schema.table, or catalog.type Hive and names like database.table",
         ".splitTables",
     ),

@@ -23,7 +23,7 @@ class ChatTemplate(ApiModel):
     )
 
     type: Literal["ChatML", "Llama3", "Mistral", "Alpaca", "Jinja"]
-    """ChatML, Llama3, Mistral, Alpaca: a built-in template. Jinja: your own template, in the field jinja."""
+    """A built-in template (ChatML, Llama3, Mistral, Alpaca), or your own in the field jinja (Jinja)."""
     jinja: LongText | None = None
     """Your own Jinja template, like chat_template in tokenizer_config.json. It runs in a sandbox."""
 

@@ -62,8 +62,8 @@ class Decontaminate(ApiModel):
     ]
     """The evaluation sets."""
     ngram: Annotated[int, Field(ge=5, le=50)] = 13
-    """Number of consecutive words that an example must not share with a set, in lower case and without punctuation. Default:
-    13."""
+    """Number of consecutive words that an example must not share with a set. The words are compared in lower case and
+    without punctuation. Default: 13."""
     min_words: Annotated[int, Field(ge=3, le=50)] | None = None
     """Minimum number of words in a text of an evaluation set. A shorter text, such as a name, is not compared. A text with
     fewer than `ngram` words is compared as a whole. Default: 8, or `ngram` if that is less."""
@@ -96,22 +96,19 @@ PREPARE_RULES = (
 """Rules of Prepare."""
 
 
-def _has_same_rows(source: str) -> str:
-    """Return the CEL condition that the evaluation set `part` and a source have the same rows, in any version."""
+def _identify_rows(source: str) -> str:
+    """Return the CEL expression of a text that is equal for sources with the same rows, in any version."""
     return (
-        f"has(part.path) && has({source}.path) && part.path == {source}.path || "
-        f"has(part.table) && has({source}.table) && part.table == {source}.table || "
-        f"has(part.dataset) && has({source}.dataset) && part.dataset == {source}.dataset && "
-        f"(has(part.config) ? part.config : '') == (has({source}.config) ? {source}.config : '') && "
-        f"(has(part.split) ? part.split : '') == (has({source}.split) ? {source}.split : '')"
+        f"(has({source}.path) ? {source}.path : has({source}.table) ? {source}.table : (has({source}.dataset) ? {source}.dataset : '') "
+        f"+ ' ' + (has({source}.config) ? {source}.config : '') + ' ' + (has({source}.split) ? {source}.split : ''))"
     )
 
 
 DATA_RULES = (
     Rule(
-        "!has(self.prepare) || !has(self.prepare.decontaminate) || !has(self.source) || self.prepare.decontaminate.sources.all(part, "
-        f"!({_has_same_rows('self.source')}) && (!has(self.source.sources) || !self.source.sources.exists(mixed, "
-        f"{_has_same_rows('mixed')})))",
+        "!has(self.prepare) || !has(self.prepare.decontaminate) || !has(self.source) || !self.prepare.decontaminate.sources.exists("
+        f"part, {_identify_rows('part')} in (has(self.source.sources) ? self.source.sources.map(source, {_identify_rows('source')}) "
+        f": [{_identify_rows('self.source')}]))",
         "prepare.decontaminate.sources must not include the source: every example would be dropped",
         ".prepare.decontaminate",
         at_creation=True,

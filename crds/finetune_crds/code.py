@@ -32,8 +32,7 @@ Requirement = Annotated[
             ),
             (
                 "!self.matches('://[^/]*@')",
-                "the address contains a user or a password: publish the package in an index, and put the index's address with "
-                "the credentials as PIP_INDEX_URL into a Secret of pods.train.envFrom",
+                "the address contains a user or a password: publish the package in an index, and set PIP_INDEX_URL with the credentials in a Secret of pods.train.envFrom",
             ),
             (
                 f"self.startsWith('-') || self.matches('://[^/]*@') || self.matches('{_REQUIREMENT}')",
@@ -53,17 +52,13 @@ GitUrl = Annotated[
         # As above, the last rule accepts what an earlier rule refuses.
         json_schema_extra=rules(
             (
-                "self.startsWith('https://')",
-                "write the address as https://host/owner/repository: ssh, git and http are not supported",
-            ),
-            (
                 "!self.matches('^https://[^/]*@')",
                 "the address contains a user or a password: put them into a Secret as username and password, and set secretRef "
                 "to the Secret",
             ),
             (
-                "!self.startsWith('https://') || self.matches('^https://[^/@]*@') || self.matches('^https://[^/?# $@]+/[^?# $]+$')",
-                "write the address as https://host/owner/repository, without ? and #",
+                "self.matches('^https://[^/@]*@|^https://[^/?# $@]+/[^?# $]+$')",
+                "write the address as https://host/owner/repository, without ? and #: ssh, git and http are not supported",
             ),
         ),
     ),

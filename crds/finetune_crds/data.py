@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Iterator
+from typing import Literal
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, model_validator
 
 from finetune_crds import catalog, cleaning
 from finetune_crds.base import (
@@ -57,12 +58,29 @@ _HAS_EXCHANGE_COLUMNS = " && ".join(
 )
 
 
-def _column_rule(field: str) -> Rule:
-    """Return the rule that a field of Columns can be set only with some types."""
-    fields_by_type = (*COLUMN_FIELDS.items(), *OPTIONAL_COLUMN_FIELDS.items())
-    types = [columns_type for columns_type, fields in fields_by_type if field in fields]
-    message = f"{field} can be set only when type is {join_names(types, 'or')}"
-    return Rule(f"!has(self.{field}) || self.type in {types}", message, f".{field}")
+# CEL on Data with a source: the paths of its sources and its feedback; a source without a path has an empty text.
+_SOURCE_PATHS = (
+    "[has(self.source.path) ? self.source.path : '', "
+    "has(self.source.feedback) && has(self.source.feedback.path) ? self.source.feedback.path : ''] + "
+    "(has(self.source.sources) ? self.source.sources.map(part, has(part.path) ? part.path : '') : [])"
+)
+
+
+def _column_rules() -> Iterator[Rule]:
+    """Iterate over the rules that fields of Columns can be set only with some types, one for the fields of the same types."""
+    types_by_field = {"messageWeight": ["Messages"]}
+    for columns_type, required_fields in COLUMN_FIELDS.items():
+        for field in (*required_fields, *OPTIONAL_COLUMN_FIELDS.get(columns_type, ())):
+            types_by_field.setdefault(field, []).append(columns_type)
+    fields_by_types: dict[tuple[str, ...], list[str]] = {}
+    for field, types in types_by_field.items():
+        fields_by_types.setdefault(tuple(types), []).append(field)
+    for allowed_types, fields in fields_by_types.items():
+        is_set = " || ".join(f"has(self.{field})" for field in fields)
+        yield Rule(
+            f"self.type in {[*allowed_types]} || !({is_set})",
+            f"{join_names(fields)} can be set only when type is {join_names(allowed_types, 'or')}",
+        )
 
 
 class Columns(ApiModel):
@@ -70,44 +88,26 @@ class Columns(ApiModel):
 
     model_config = ConfigDict(
         json_schema_extra=rules(
-            *(
-                _column_rule(field)
-                for field in (
-                    "text",
-                    "messages",
-                    "tools",
-                    "prompt",
-                    "response",
-                    "chosen",
-                    "rejected",
-                    "completion",
-                    "label",
-                    "margin",
-                )
-            ),
-            (
-                "!has(self.messageWeight) || self.type == 'Messages'",
-                "messageWeight can be set only when type is Messages",
-                ".messageWeight",
-            ),
+            *_column_rules(),
         )
     )
 
     type: ColumnsType
-    """Kind of example. Text: plain text. Messages: a conversation. PromptResponse: a prompt and its answer. Preference: a
-    prompt, a chosen answer and a rejected answer (DPO, ORPO, SimPO, RewardModel). Unpaired: a prompt, an answer, and a label that says
-    whether the answer is good (KTO). In Preference and Unpaired, prompts and answers are text or lists of {role, content}."""
+    """Kind of example: plain text (Text), a conversation (Messages), prompt and answer (PromptResponse), prompt, chosen
+    and rejected answer (Preference), or prompt, answer and label (Unpaired). DPO, ORPO, SimPO and RewardModel require
+    Preference, and KTO requires Unpaired. In Preference and Unpaired, prompts and answers are text or lists of {role,
+    content}."""
     text: Name | None = None
     """Column with the whole example as plain text. Default: text."""
     messages: Name | None = None
     """Column with a list of {role, content}; the model's chat template renders it. A message can also have tool_calls,
     tool_call_id, name and weight. Default: messages."""
     message_weight: Name | None = None
-    """Field of a message, not a column. 1 or true: the loss covers this answer. 0 or false: it does not. The loss covers
-    answers without this field. Default: weight."""
+    """Field of a message, not a column: 0 or false excludes the answer from the loss. The loss covers answers with 1 or
+    true, and answers without this field. Default: weight."""
     tools: Name | None = None
-    """Column with the tools that the assistant can call: a list of definitions, or the list as JSON text. The model's chat
-    template renders them. Default: no tools."""
+    """Column with the tools that the assistant can call. It has a list of definitions, or the list as JSON text. The
+    chat template of the model renders them. Default: no tools."""
     prompt: Name | None = None
     """Column with the prompt. Default: prompt."""
     response: Name | None = None
@@ -119,8 +119,8 @@ class Columns(ApiModel):
     completion: Name | None = None
     """Column with the labeled answer (KTO). Default: completion."""
     label: Name | None = None
-    """Column with the label of the answer (KTO): true if the answer is good, otherwise false; as a boolean, as 1 or 0, or as
-    text. Default: label."""
+    """Column with the label of the answer (KTO): true or 1 if the answer is good. As a boolean, a number, or text.
+    Default: label."""
     margin: Name | None = None
     """Column with a number that says by how much the chosen answer is better (RewardModel). The loss aims at this difference
     of the rewards. Default: no margin."""
@@ -153,21 +153,6 @@ class Columns(ApiModel):
         return names | {field: value for field, value in columns.items() if value is not None}
 
 
-SplitsUri = Annotated[
-    Uri,
-    Field(
-        json_schema_extra=rules(
-            Rule(
-                f"!self.{IN_WORKSPACE}",
-                "the training pods cannot read /Volumes or dbfs:/ of a Databricks workspace: put the splits in an object store",
-                at_creation=True,
-            )
-        )
-    ),
-]
-"""The address of splits."""
-
-
 def parse_table(name: str) -> tuple[str, int | None]:
     """Return the name of a table without its version, and the version: 3 for main.support.chats@v3; None without one."""
     table, _, version = name.partition("@v")
@@ -176,6 +161,10 @@ def parse_table(name: str) -> tuple[str, int | None]:
 
 # CEL: the end of a condition that a split is the name of a table.
 _NAMES_TABLE = "matches('^[^.@/ ]+[.][^.@/ ]+[.][^.@/ ]+(@v[0-9]{1,18})?$')"
+
+
+# CEL on Splits: the addresses of the splits, with an empty text for a split that is not set.
+_SPLITS = "[has(self.train) ? self.train : '', has(self.validation) ? self.validation : '', has(self.test) ? self.test : '']"
 
 
 class Splits(ApiModel):
@@ -189,26 +178,30 @@ class Splits(ApiModel):
                 "type Delta requires path and allows version; the other types require train and allow validation and test",
             ),
             (
-                f"self.type != 'Tables' || ((!has(self.train) || self.train.{_NAMES_TABLE}) && (!has(self.validation) || "
-                f"self.validation.{_NAMES_TABLE}) && (!has(self.test) || self.test.{_NAMES_TABLE}))",
+                f"self.type != 'Tables' || {_SPLITS}.all(name, name == '' || name.{_NAMES_TABLE})",
                 "type Tables requires names of tables: catalog.schema.table, or catalog.schema.table@v3 for version 3",
+            ),
+            Rule(
+                f"(has(self.path) ? [self.path] : {_SPLITS}).all(uri, !uri.{IN_WORKSPACE})",
+                "the training pods cannot read /Volumes or dbfs:/ of a Databricks workspace: put the splits in an object store",
+                at_creation=True,
             ),
         )
     )
 
     type: Literal["Delta", "Tables", "Parquet", "JSONLines"]
-    """Format of the splits. Delta: one table with a split column. Tables: a Delta table for each split, by its name in the Unity
-    Catalog of a Databricks workspace. Parquet, JSONLines: files for each split."""
-    path: SplitsUri | None = None
-    """The Delta table. The column `split` contains train, validation or test."""
+    """Format of the splits: one Delta table with a split column (Delta), or for each split a table in Unity Catalog
+    (Tables) or files (Parquet, JSONLines)."""
+    path: Uri | None = None
+    """The Delta table, whose column `split` contains train, validation or test."""
     version: NonNegative | None = None
     """Version of the Delta table. Default: the newest version when training starts."""
-    train: SplitsUri | None = None
+    train: Uri | None = None
     """Folder or file with the training split, or its table: catalog.schema.table, with @v3 at its end for version 3. Default:
     the newest version when training starts."""
-    validation: SplitsUri | None = None
+    validation: Uri | None = None
     """Folder or file with the validation split, for evaluations during training."""
-    test: SplitsUri | None = None
+    test: Uri | None = None
     """Folder or file with the test split, for spec.evaluation. Training never reads it."""
 
     @property
@@ -254,11 +247,9 @@ class Data(ApiModel):
 
     model_config = ConfigDict(
         json_schema_extra=rules(
-            ("has(self.source) != has(self.splits)", "set exactly one of source and splits"),
             (
-                "!has(self.prepare) || has(self.source)",
-                "prepare can be set only when source is set",
-                ".prepare",
+                "has(self.source) != has(self.splits) && (!has(self.prepare) || has(self.source))",
+                "set exactly one of source and splits; prepare can be set only when source is set",
             ),
             (
                 "!has(self.prepare) || !has(self.source) || self.prepare.spark.mode == 'Local' || (self.source.type != 'Hub' "
@@ -273,16 +264,11 @@ class Data(ApiModel):
                 ".prepare.promptTemplate",
             ),
             (
-                "!has(self.prepare) || (!has(self.prepare.minPromptChars) && !has(self.prepare.maxPromptChars)) || "
-                f"!has(self.columns) || self.columns.type in {_PROMPTED_TYPES}",
-                f"prepare.minPromptChars and maxPromptChars can be set only when columns.type is {_PROMPTED_TYPES_TEXT}",
+                "!has(self.prepare) || (!has(self.prepare.minPromptChars) && !has(self.prepare.maxPromptChars) && "
+                f"!has(self.prepare.conversation)) || !has(self.columns) || self.columns.type in {_PROMPTED_TYPES}",
+                "prepare.minPromptChars, maxPromptChars and conversation can be set only when columns.type is "
+                f"{_PROMPTED_TYPES_TEXT}",
                 ".prepare",
-            ),
-            (
-                "!has(self.prepare) || !has(self.prepare.conversation) || !has(self.columns) || "
-                f"self.columns.type in {_PROMPTED_TYPES}",
-                f"prepare.conversation can be set only when columns.type is {_PROMPTED_TYPES_TEXT}",
-                ".prepare.conversation",
             ),
             (
                 "!has(self.prepare) || self.prepare.onTemplateError == 'Fail' || has(self.prepare.conversation) || "
@@ -299,20 +285,13 @@ class Data(ApiModel):
                 ".prepare.responseTemplate",
             ),
             (
-                "!has(self.prepare) || !has(self.prepare.output) || !has(self.source) || ((!has(self.source.path) || "
-                "self.prepare.output != self.source.path) && (!has(self.source.sources) || self.source.sources.all(part, "
-                "!has(part.path) || part.path != self.prepare.output)) && (!has(self.source.feedback) || "
-                "!has(self.source.feedback.path) || self.source.feedback.path != self.prepare.output))",
+                f"!has(self.prepare) || !has(self.prepare.output) || !has(self.source) || !(self.prepare.output in ({_SOURCE_PATHS}))",
                 "prepare.output must not be the path of a source: set another folder",
                 ".prepare.output",
             ),
             (
                 "!has(self.prepare) || self.prepare.spark.mode != 'Databricks' || !has(self.source) || "
-                "((!has(self.source.path) || !self.source.path.startsWith('/') || self.source.path.startsWith('/Volumes/')) "
-                "&& (!has(self.source.sources) || self.source.sources.all(part, !has(part.path) || "
-                "!part.path.startsWith('/') || part.path.startsWith('/Volumes/'))) && (!has(self.source.feedback) || "
-                "!has(self.source.feedback.path) || !self.source.feedback.path.startsWith('/') || "
-                "self.source.feedback.path.startsWith('/Volumes/')))",
+                f"({_SOURCE_PATHS}).all(path, !path.startsWith('/') || path.startsWith('/Volumes/'))",
                 "source.path must not be a local path when prepare.spark.mode is Databricks: set table, or use "
                 "s3://bucket/folder or /Volumes/catalog/schema/volume",
                 ".source",
@@ -324,16 +303,10 @@ class Data(ApiModel):
                 ".columns",
             ),
             (
-                f"{_NO_INFERENCE_TABLE_OR}(has(self.prepare) && self.prepare.onTemplateError == 'Drop')",
-                "source.type InferenceTable requires prepare.onTemplateError Drop: a logged conversation that the chat template "
-                "refuses must not fail the job",
-                ".prepare.onTemplateError",
-            ),
-            (
-                f"{_NO_INFERENCE_TABLE_OR}!has(self.prepare) || (!has(self.prepare.promptTemplate) && "
-                "!has(self.prepare.responseTemplate) && !has(self.prepare.conversation))",
-                "prepare.promptTemplate, responseTemplate and conversation must not be set when source.type is InferenceTable: "
-                "its examples are conversations",
+                f"{_NO_INFERENCE_TABLE_OR}(has(self.prepare) && self.prepare.onTemplateError == 'Drop' && "
+                "!has(self.prepare.promptTemplate) && !has(self.prepare.responseTemplate) && !has(self.prepare.conversation))",
+                "source.type InferenceTable, whose examples are conversations, requires prepare.onTemplateError Drop, without "
+                "prepare.promptTemplate, responseTemplate and conversation",
                 ".prepare",
             ),
             *cleaning.DATA_RULES,

@@ -35,37 +35,15 @@ ON_DATABRICKS = (
 """CEL expression on the spec of a job: whether the job's MLflow run or registered model is at Databricks."""
 
 
-TABLES_RULE = Rule(
-    f"!has(self.data) || !has(self.data.splits) || self.data.splits.type != 'Tables' || {ON_DATABRICKS}",
-    "data.splits.type Tables requires the Databricks login of spec.tracking, which reads the tables: set tracking.uri to databricks, or "
-    "use type Delta with the path of a table",
-    ".data.splits",
+LOGIN_RULE = Rule(
+    "(!has(self.data) || !has(self.data.splits) || self.data.splits.type != 'Tables') && "
+    "[has(self.output) ? self.output.uri : '', has(self.checkpoint) && has(self.checkpoint.uri) ? self.checkpoint.uri : '', "
+    "has(self.checkpoint) && has(self.checkpoint.resumeFrom) && has(self.checkpoint.resumeFrom.uri) ? self.checkpoint.resumeFrom.uri "
+    f": ''].all(uri, !uri.startsWith('/Volumes/')) || {ON_DATABRICKS}",
+    "data.splits.type Tables, and a folder in /Volumes as output.uri, checkpoint.uri or checkpoint.resumeFrom.uri, require the Databricks "
+    "login of spec.tracking: set tracking.uri to databricks, or use object storage",
 )
-"""A rule of FineTuneJobSpec: the training pods find tables with the login of the workspace."""
-
-
-def build_workspace_folder_rules(field: str) -> tuple[Rule, Rule]:
-    """Return the rules of a folder that the training pods access: /Volumes requires the login of a workspace, and DBFS is refused.
-
-    Args:
-        field: the field of the folder, as a path in the spec without the leading dot.
-    """
-    names = field.split(".")
-    # CEL condition: the field, or an object that contains it, is not set, such as !has(self.output) || !has(self.output.uri).
-    unset = " || ".join(f"!has(self.{'.'.join(names[:end])})" for end in range(1, len(names) + 1))
-    return (
-        Rule(
-            f"{unset} || !self.{field}.matches('^(dbfs:/|/dbfs/)')",
-            "the training pods cannot reach DBFS: use a volume of Unity Catalog, or object storage",
-            f".{field}",
-        ),
-        Rule(
-            f"{unset} || !self.{field}.startsWith('/Volumes/') || {ON_DATABRICKS}",
-            "a folder in /Volumes requires the Databricks login of spec.tracking: set tracking.uri to databricks, or use the "
-            "object storage behind the volume",
-            f".{field}",
-        ),
-    )
+"""A rule of FineTuneJobSpec: the training pods access tables and volumes of Unity Catalog with the login of the workspace."""
 
 
 class Serverless(ApiModel):
@@ -79,7 +57,7 @@ class ExistingCluster(ApiModel):
     """An existing cluster."""
 
     cluster_id: Name
-    """Id of the cluster, such as 1118-101010-abcdefgh. `filter` requires access mode Dedicated."""
+    """Id of the cluster, such as 1118-101010-abcdefgh; `filter` requires access mode Dedicated."""
 
 
 class NewCluster(ApiModel):
@@ -101,7 +79,7 @@ class NewCluster(ApiModel):
     instance_pool_id: Name | None = None
     """Instance pool for driver and workers."""
     policy_id: Name | None = None
-    """Cluster policy. The defaults of the policy apply."""
+    """Cluster policy, whose defaults apply."""
     workers: NonNegative = 2
     """Number of workers. 0: a single-node cluster."""
     env: EnvMap = Field(default_factory=dict)
@@ -115,26 +93,17 @@ class Compute(ApiModel):
     model_config = ConfigDict(
         json_schema_extra=rules(
             (
-                "self.type == 'ExistingCluster' ? has(self.existingCluster) : !has(self.existingCluster)",
-                "existingCluster is required when type is ExistingCluster, and forbidden otherwise",
-                ".existingCluster",
-            ),
-            (
-                "self.type == 'NewCluster' ? has(self.newCluster) : !has(self.newCluster)",
-                "newCluster is required when type is NewCluster, and forbidden otherwise",
-                ".newCluster",
-            ),
-            (
-                "self.type == 'Serverless' || !has(self.serverless)",
-                "serverless can be set only when type is Serverless",
-                ".serverless",
+                "has(self.existingCluster) == (self.type == 'ExistingCluster') && has(self.newCluster) == (self.type == 'NewCluster') && "
+                "(!has(self.serverless) || self.type == 'Serverless')",
+                "type ExistingCluster requires existingCluster, type NewCluster requires newCluster, and type Serverless allows serverless: "
+                "set no other of these fields",
             ),
         )
     )
 
     type: ComputeType
-    """Serverless: no cluster, no Spark settings and no `filter`. ExistingCluster: a cluster by its id. NewCluster: a cluster
-    that is created for the run and deleted after it."""
+    """Serverless compute, without Spark settings and `filter` (Serverless), a cluster by its id (ExistingCluster), or a
+    new cluster (NewCluster)."""
     serverless: Serverless | None = None
     """Settings of serverless compute."""
     existing_cluster: ExistingCluster | None = None
@@ -152,5 +121,5 @@ class Databricks(ApiModel):
     compute: Compute = Field(default_factory=lambda: Compute(type="Serverless"))
     """Compute of the run. Default: Serverless."""
     secret_ref: LocalReference | None = None
-    """Secret with DATABRICKS_HOST, and DATABRICKS_TOKEN or both DATABRICKS_CLIENT_ID and DATABRICKS_CLIENT_SECRET. Default:
-    tracking.secretRef if MLflow is at Databricks; otherwise databricks.host of the chart."""
+    """Secret with the login of a Databricks workspace, see tracking.secretRef. Default: tracking.secretRef if MLflow is
+    at Databricks; otherwise databricks.host of the chart."""

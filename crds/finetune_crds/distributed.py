@@ -45,7 +45,7 @@ class Distributed(ApiModel):
         json_schema_extra=rules(
             (
                 "!has(self.gpusPerNode) || !has(self.processesPerNode) || self.processesPerNode <= self.gpusPerNode",
-                "processesPerNode is above gpusPerNode, but each process needs its own GPU: lower or remove processesPerNode",
+                "processesPerNode must not be above gpusPerNode: each process needs its own GPU",
                 ".processesPerNode",
             ),
             (
@@ -75,10 +75,8 @@ class Distributed(ApiModel):
     processes_per_node: Annotated[int, Field(ge=1, le=64)] | None = None
     """Ranks in each pod. Default: gpusPerNode, or 1 without it."""
     device: Literal["GPU", "CPU"] | None = None
-    """GPU: the attempt fails if a pod has no GPU. CPU: train on CPUs, even if a pod has GPUs.
-
-    Default: GPUs if a pod has any, else CPUs for a model of up to a billion parameters.
-    """
+    """GPU fails the attempt if a pod has no GPU; CPU trains on CPUs, even if a pod has GPUs. Default: GPUs if a pod has
+    any, else CPUs for a model of up to a billion parameters."""
     strategy: Literal["FSDP", "HSDP", "DDP"] = "FSDP"
     """FSDP shards over all ranks; HSDP shards in a node and replicates between nodes; DDP replicates.
 
@@ -93,7 +91,8 @@ class Distributed(ApiModel):
     collective_timeout_seconds: Positive = 1800
     """How long one collective may take before the attempt fails."""
     node_lost_seconds: NonNegative = 30
-    """How long the pods of every step wait for a node that is not ready, which Kubernetes notices after 40-50 s."""
+    """How long the pods of every step wait for a node that is not ready. Kubernetes notices after 40-50 s that a node
+    is not ready."""
 
     @property
     def gpu_resource(self) -> str:

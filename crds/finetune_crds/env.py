@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 from pydantic import ConfigDict, Field
@@ -13,8 +14,7 @@ SCOPE_START = "{{secrets/"
 NAMES_SECRET = f"contains('{SCOPE_START}')"
 """CEL method call on a string: whether the string names a secret of a Databricks workspace."""
 NO_SCOPE_IN_PODS = (
-    "{{secrets/scope/key}} is resolved only at Databricks, and not in pods: use valueFrom.secretKeyRef or envFrom with a Secret "
-    "of the namespace"
+    "{{secrets/scope/key}} is resolved only at Databricks: use valueFrom.secretKeyRef or envFrom"
 )
 
 # Variables that only the operator sets. torchrun reads PET_* and TORCH_ELASTIC_SHUTDOWN_TIMEOUT; the programs in the pods read the
@@ -54,8 +54,15 @@ EVALUATION_ENV = ("MODEL_PATH", "METRICS_PATH")
 # Only the operator sets these variables in the pod of a gate; other pods can use the names.
 GATE_ENV = ("MODEL_URI", "MODEL_NAME", "MODEL_VERSION", "METRICS_PATH")
 
-# RESERVED_ENV as a CEL list.
-RESERVED_LIST = f"[{', '.join(repr(name) for name in RESERVED_ENV)}]"
+
+def _build_pattern(names: Sequence[str]) -> str:
+    """Return a pattern of names that has each prefix, up to the first underscore, only once."""
+    names_by_prefix: dict[str, list[str]] = {}
+    for name in names:
+        prefix, _, rest = name.partition("_")
+        names_by_prefix.setdefault(prefix, []).append(rest)
+    groups = [f"{prefix}_({'|'.join(rests)})" for prefix, rests in names_by_prefix.items()]
+    return f"^({'|'.join(groups)})$"
 
 
 class EnvVar(ApiModel):
@@ -64,18 +71,20 @@ class EnvVar(ApiModel):
     model_config = ConfigDict(
         json_schema_extra=rules(
             Rule(
-                f"!(self.name in {RESERVED_LIST})",
-                "the operator sets this variable (rendezvous, MLflow run, recipe): remove it",
+                f"!self.name.matches('{_build_pattern(RESERVED_ENV)}')",
+                "the operator sets this variable: remove it",
                 ".name",
-                "'the operator sets ' + self.name + ' (rendezvous, MLflow run, recipe): remove it'",
+                "'the operator sets ' + self.name + ': remove it'",
             ),
-            ("!has(self.value) || !has(self.valueFrom)", "set value or valueFrom, not both"),
-            (f"!has(self.value) || !self.value.{NAMES_SECRET}", NO_SCOPE_IN_PODS, ".value"),
+            (
+                f"!has(self.value) || !has(self.valueFrom) && !self.value.{NAMES_SECRET}",
+                f"set value or valueFrom, not both; {NO_SCOPE_IN_PODS}",
+            ),
         )
     )
 
     name: EnvName
-    """Name of the variable."""
+    """Name of the variable. It can contain letters, digits, '_', '-' and '.', and cannot begin with a digit or '..'."""
     value: Annotated[str, Field(max_length=16384)] | None = None
     """Literal value."""
     value_from: Passthrough | None = None
@@ -86,7 +95,7 @@ class ObjectReference(ApiModel):
     """An object of the same namespace."""
 
     name: ObjectName
-    """Object name."""
+    """Object name. It consists of lowercase letters and digits, with '-' and '.' only between them."""
 
 
 Env = Annotated[list[EnvVar], Field(max_length=64, json_schema_extra=list_type_map("name"))]
@@ -97,9 +106,9 @@ class LocalReference(ApiModel):
     """A Secret or ConfigMap of the same namespace."""
 
     name: ObjectName
-    """Object name."""
+    """Object name. It consists of lowercase letters and digits, with '-' and '.' only between them."""
     optional: bool = False
-    """The object can be missing: pods start without it, the operator sends no credentials."""
+    """The object can be missing. Pods start without it, and the operator sends no credentials."""
 
 
 class EnvFromSource(ApiModel):
@@ -115,7 +124,8 @@ class EnvFromSource(ApiModel):
     )
 
     prefix: EnvName | None = None
-    """Prefix of each variable name."""
+    """Prefix of each variable name. It can contain letters, digits, '_', '-' and '.', and cannot begin with a digit or
+    '..'."""
     secret_ref: LocalReference | None = None
     """The Secret."""
     config_map_ref: LocalReference | None = None

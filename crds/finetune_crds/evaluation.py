@@ -77,7 +77,7 @@ class Evaluation(ApiModel):
             ),
             (
                 f"!{_HAS_COMMAND} || !({' || '.join(f'has(self.{field})' for field in _BUILT_IN_FIELDS)})",
-                f"{join_names(_BUILT_IN_FIELDS)} must not be set when command is set: they configure the built-in evaluation",
+                f"{join_names(_BUILT_IN_FIELDS)} must not be set when command is set",
             ),
         )
         | replaced(
@@ -98,26 +98,27 @@ class Evaluation(ApiModel):
     metrics: (
         Annotated[list[Metric], Field(min_length=1, max_length=7, json_schema_extra=LIST_TYPE_SET)] | None
     ) = None
-    """Metrics to compute. ExactMatch, Accuracy, F1, Rouge and Bleu compare generated answers with the answers in the data.
-    Default: Loss and Perplexity. RewardModel: Loss and Accuracy, the share of pairs whose chosen answer has the higher
-    reward."""
+    """Metrics to compute; all but Loss and Perplexity compare generated answers with those in the data. Default: Loss
+    and Perplexity; for RewardModel, Loss and Accuracy. Accuracy of a RewardModel: the share of pairs whose chosen
+    answer has the higher reward."""
     base_model: Annotated[bool, Field(json_schema_extra=OPERATOR_DEFAULT)] = True
     """Evaluate the base model too, on the same rows."""
     limit: Positive | None = None
-    """Maximum number of rows, the same for each model: the rows with the lowest hashes. Default: all rows."""
+    """Maximum number of rows. They are those with the lowest hashes, the same for each model. Default: all rows."""
     generations: Annotated[int, Field(ge=0, le=1000, json_schema_extra=OPERATOR_DEFAULT)] = 20
-    """Number of rows to log with the generated answers of both models, as a table of the MLflow run. 0: no table."""
+    """Number of rows to log with the generated answers of both models. They are a table of the MLflow run. 0: no
+    table."""
     max_new_tokens: Annotated[int, Field(ge=1, le=32768, json_schema_extra=OPERATOR_DEFAULT)] = 256
     """Maximum length of a generated answer in tokens."""
     batch_size: Annotated[int, Field(ge=1, le=1024, json_schema_extra=OPERATOR_DEFAULT)] = 8
     """Number of rows in a batch."""
     command: Annotated[list[LongText], Field(max_length=64)] = Field(default_factory=list)
-    """Your own command. The folder MODEL_PATH contains the model. The command writes its numbers to the file METRICS_PATH,
-    as a JSON object. Default: the built-in evaluation."""
+    """Your own command, which reads the model from the folder MODEL_PATH and writes its numbers to the file
+    METRICS_PATH as a JSON object. Default: the built-in evaluation."""
     args: Annotated[list[LongText], Field(max_length=256)] = Field(default_factory=list)
     """Arguments of the command."""
     parameters: Parameters = Field(default_factory=dict)
-    """Parameters of the command, of any JSON type. The command reads them from the YAML file HYPERPARAMETERS_PATH."""
+    """Parameters of the command, of any JSON type, in the YAML file HYPERPARAMETERS_PATH."""
 
     @property
     def selected_metrics(self) -> tuple[Metric, ...]:
@@ -129,15 +130,19 @@ class Evaluation(ApiModel):
 # CEL on FineTuneJobSpec: no evaluation, no data, or an evaluation with your own command, which can read any data.
 _NOT_BUILT_IN = "!has(self.evaluation) || !has(self.data) || (has(self.evaluation.command) && size(self.evaluation.command) > 0)"
 
+
+def _has_rows(split: str) -> str:
+    """Return the CEL condition that a split of the data can have rows."""
+    return (
+        f"(!has(self.data.prepare) || !has(self.data.prepare.splitRatios) || self.data.prepare.splitRatios.{split} > 0.0) && "
+        f"(!has(self.data.splits) || self.data.splits.type == 'Delta' || has(self.data.splits.{split}))"
+    )
+
+
 EVALUATION_RULES = (
     Rule(
-        "!has(self.evaluation) || has(self.register)",
-        "evaluation can be set only when register is set",
-        ".evaluation",
-    ),
-    Rule(
         f"{_NOT_BUILT_IN} || !has(self.data.columns) || self.data.columns.type != 'Unpaired'",
-        "the built-in evaluation does not support data.columns.type Unpaired, whose answers can be bad: remove evaluation, or "
+        "the built-in evaluation does not support data.columns.type Unpaired: remove evaluation, or "
         "set evaluation.command",
         ".evaluation",
     ),
@@ -145,8 +150,8 @@ EVALUATION_RULES = (
         f"{_NOT_BUILT_IN} || self.objective.type != 'RewardModel' || ((!has(self.evaluation.metrics) || "
         f"self.evaluation.metrics.all(metric, metric in {list(REWARD_METRICS)})) && !has(self.evaluation.maxNewTokens) && "
         "(!has(self.evaluation.generations) || self.evaluation.generations == 0))",
-        "a reward model generates no answers: with objective.type RewardModel, set evaluation.metrics to Loss and Accuracy, and "
-        "remove evaluation.generations and evaluation.maxNewTokens",
+        "a reward model generates no answers: set evaluation.metrics to Loss and Accuracy, and remove "
+        "evaluation.generations and evaluation.maxNewTokens",
         ".evaluation",
     ),
     Rule(
@@ -157,15 +162,9 @@ EVALUATION_RULES = (
         ".evaluation.metrics",
     ),
     Rule(
-        f"{_NOT_BUILT_IN} || !has(self.data.prepare) || !has(self.data.prepare.splitRatios) || (self.evaluation.split == 'Test' "
-        "? self.data.prepare.splitRatios.test : self.data.prepare.splitRatios.validation) > 0.0",
-        "the split to evaluate has no rows: set its share in data.prepare.splitRatios above 0, or change evaluation.split",
-        ".evaluation.split",
-    ),
-    Rule(
-        f"{_NOT_BUILT_IN} || !has(self.data.splits) || self.data.splits.type == 'Delta' || (self.evaluation.split == 'Test' "
-        "? has(self.data.splits.test) : has(self.data.splits.validation))",
-        "the split to evaluate has no rows: set its folder in data.splits, or change evaluation.split",
+        f"{_NOT_BUILT_IN} || (self.evaluation.split == 'Test' ? {_has_rows('test')} : {_has_rows('validation')})",
+        "the split to evaluate has no rows: set its share in data.prepare.splitRatios above 0, set its folder in data.splits, or "
+        "change evaluation.split",
         ".evaluation.split",
     ),
     Rule(
@@ -194,7 +193,7 @@ class EvaluationStatus(ApiModel):
     """The evaluation of the registered version."""
 
     rows: NonNegative | None = None
-    """Rows that were evaluated; absent with your own command."""
+    """Rows that were evaluated. It is absent with your own command."""
     digest: Annotated[str, Field(max_length=64)]
     """Numbers with the same digest are comparable. It covers the rows and the generation of answers; with your own command,
     the image, the command, its parameters and the data. Also the version's tag finetune_evaluation_data."""

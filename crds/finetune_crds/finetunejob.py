@@ -6,13 +6,21 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
-from finetune_crds.base import OPERATOR_DEFAULT, ApiModel, Rule, immutable, join_names, replaced, rules
+from finetune_crds.base import (
+    OPERATOR_DEFAULT,
+    ApiModel,
+    Rule,
+    build_immutability_rule,
+    join_names,
+    replaced,
+    rules,
+)
 from finetune_crds.checkpoint import Checkpoint
 from finetune_crds.data import Data
-from finetune_crds.databricks import IN_WORKSPACE, TABLES_RULE, build_workspace_folder_rules
+from finetune_crds.databricks import LOGIN_RULE
 from finetune_crds.distributed import Distributed
 from finetune_crds.evaluation import EVALUATION_RULES, Evaluation
-from finetune_crds.objective import COLUMNS_OF_OBJECTIVE, OBJECTIVES_OF_COLUMNS, PAIR_OBJECTIVES, Objective
+from finetune_crds.objective import OBJECTIVES_OF_COLUMNS, PAIR_OBJECTIVES, Objective
 from finetune_crds.output import OUTPUT_RULES, Output
 from finetune_crds.own_script import HAS_COMMAND, OWN_SCRIPT_RULES
 from finetune_crds.pods import POD_RULES, Pods, build_moved_fields
@@ -23,7 +31,16 @@ from finetune_crds.status import FineTuneJobStatus
 from finetune_crds.sweep import BEST_SUFFIX, SWEEP_RULES, Sweep
 from finetune_crds.tracking import MLFLOW_RULES, Register, Tracking
 from finetune_crds.trainer import Trainer
-from finetune_crds.training import LOW_RANK_METHODS, NEW_TOKENS_MESSAGES, Method, Model, ModelCache, Training
+from finetune_crds.training import (
+    LOW_RANK_METHODS,
+    NEW_TOKENS_CONDITION,
+    NEW_TOKENS_MESSAGE,
+    SOFT_PROMPT_METHODS,
+    Method,
+    Model,
+    ModelCache,
+    Training,
+)
 
 # All fields are immutable except `suspend`, `runPolicy` and `pods`, which do not change what the job trains. Of the immutable
 # fields, these have no default.
@@ -32,31 +49,15 @@ _IMMUTABLE_OPTIONAL = ("model", "data", "checkpoint", "register", "output", "eva
 _IMMUTABLE_WITH_DEFAULT = ("method", "objective", "training", "distributed", "trainer", "tracking")
 
 
-def _cannot_change(field: str) -> Rule:
-    message = f"spec.{field} cannot change once the job exists (only suspend, runPolicy and pods can): create a FineTuneJob with another name"
-    if field in _IMMUTABLE_WITH_DEFAULT:
-        return Rule(f"self.{field} == oldSelf.{field}", message, f".{field}")
-    return immutable(field, message)
-
-
-def _build_objective_rules(columns_type: str, objectives: list[str]) -> list[Rule]:
-    """Return the rules that a type of columns requires certain objectives, and that these objectives require the type."""
-    objective_list = join_names(objectives, "or")
-    return [
-        Rule(
-            f"!(self.objective.type in {objectives}) || !has(self.data) || !has(self.data.columns) || "
-            f"self.data.columns.type == '{columns_type}'",
-            f"objective.type {objective_list} requires data.columns.type {columns_type}",
-            ".data.columns.type",
-        ),
-        Rule(
-            f"!has(self.data) || !has(self.data.columns) || self.data.columns.type != '{columns_type}' || "
-            f"self.objective.type in {objectives}",
-            f"data.columns.type {columns_type} requires objective.type {objective_list}: for SFT and Distillation use Text, "
-            "Messages or PromptResponse",
-            ".data.columns.type",
-        ),
-    ]
+def _build_objective_rule(columns_type: str, objectives: list[str]) -> Rule:
+    """Return the rule that a type of columns requires certain objectives, and that these objectives require the type."""
+    return Rule(
+        "!has(self.data) || !has(self.data.columns) || "
+        f"(self.objective.type in {objectives}) == (self.data.columns.type == '{columns_type}')",
+        f"objective.type {join_names(objectives, 'or')} requires data.columns.type {columns_type}, which no other objective allows: for "
+        "SFT and Distillation use Text, Messages or PromptResponse",
+        ".data.columns.type",
+    )
 
 
 class FineTuneJobSpec(ApiModel):
@@ -64,11 +65,15 @@ class FineTuneJobSpec(ApiModel):
 
     model_config = ConfigDict(
         json_schema_extra=rules(
-            *(_cannot_change(field) for field in (*_IMMUTABLE_OPTIONAL, *_IMMUTABLE_WITH_DEFAULT)),
+            build_immutability_rule(
+                _IMMUTABLE_OPTIONAL,
+                _IMMUTABLE_WITH_DEFAULT,
+                message="only suspend, runPolicy and pods can change once the job exists: create a FineTuneJob with another name",
+                ending="cannot change once the job exists (only suspend, runPolicy and pods can): create a FineTuneJob with another name",
+            ),
             *(
-                rule
+                _build_objective_rule(columns_type, objectives)
                 for columns_type, objectives in OBJECTIVES_OF_COLUMNS.items()
-                for rule in _build_objective_rules(columns_type, objectives)
             ),
             *OWN_SCRIPT_RULES,
             *EVALUATION_RULES,
@@ -76,14 +81,10 @@ class FineTuneJobSpec(ApiModel):
             *POD_RULES,
             *SWEEP_RULES,
             (
-                "!(self.objective.type == 'Distillation' && self.method.type in "
-                "['QLoRA', 'PrefixTuning', 'PromptTuning'])",
-                "objective.type Distillation requires method.type Full, LoRA or DoRA",
-                ".method.type",
-            ),
-            (
-                f"!(self.objective.type in {[*COLUMNS_OF_OBJECTIVE]} && self.method.type in ['PrefixTuning', 'PromptTuning'])",
-                f"objective.type {join_names(list(COLUMNS_OF_OBJECTIVE), 'or')} requires method.type Full, LoRA, QLoRA or DoRA",
+                f"self.objective.type == 'SFT' || !(self.method.type in {[*SOFT_PROMPT_METHODS]}) && "
+                "(self.objective.type != 'Distillation' || self.method.type != 'QLoRA')",
+                "method.type PrefixTuning and PromptTuning require objective.type SFT, and method.type QLoRA must not be combined with "
+                "objective.type Distillation",
                 ".method.type",
             ),
             (
@@ -98,56 +99,32 @@ class FineTuneJobSpec(ApiModel):
                 ".training.monitor",
             ),
             (
-                "!has(self.training.neftuneAlpha) || !(self.method.type in ['PrefixTuning', 'PromptTuning'])",
-                "training.neftuneAlpha requires method.type Full, LoRA, QLoRA or DoRA: the embeddings of virtual tokens get no "
-                "noise",
-                ".training.neftuneAlpha",
+                "!(self.method.type in ['PrefixTuning', 'PromptTuning']) || (!self.training.packing && !self.training.compile && "
+                "self.training.activationCheckpointing == 'None' && !has(self.training.neftuneAlpha))",
+                "method.type PrefixTuning and PromptTuning require training.packing false, training.compile false, "
+                "training.activationCheckpointing None and no training.neftuneAlpha",
             ),
             (
-                "!(self.method.type in ['PrefixTuning', 'PromptTuning']) || "
-                "(!self.training.packing && !self.training.compile && self.training.activationCheckpointing == 'None')",
-                "method.type PrefixTuning and PromptTuning require training.packing false, training.compile false and "
-                "training.activationCheckpointing None: virtual tokens would be lost",
+                "self.method.type == 'Full' || self.training.optimizer.type != 'Muon' && self.training.optimizer.weights == 'FP32'",
+                "training.optimizer.type Muon and training.optimizer.weights BF16 require method.type Full",
+                ".training.optimizer",
             ),
             (
-                "self.method.type == 'Full' || self.training.optimizer.type != 'Muon'",
-                "training.optimizer.type Muon requires method.type Full",
-                ".training.optimizer.type",
-            ),
-            (
-                "self.method.type == 'Full' || self.training.optimizer.weights == 'FP32'",
-                "training.optimizer.weights BF16 requires method.type Full",
-                ".training.optimizer.weights",
-            ),
-            (
-                f"!has(self.model) || self.model.adapter != 'Continue' || self.method.type in {[*LOW_RANK_METHODS]}",
-                "model.adapter Continue requires method.type LoRA, QLoRA or DoRA",
+                f"!has(self.model) || self.model.adapter != 'Continue' || self.method.type in {[*LOW_RANK_METHODS]} && "
+                "!has(self.method.lora)",
+                "model.adapter Continue requires method.type LoRA, QLoRA or DoRA, without method.lora: the adapter keeps its rank, scale "
+                "and layers",
                 ".model.adapter",
             ),
             (
-                "!has(self.model) || self.model.adapter != 'Continue' || !has(self.method.lora)",
-                "method.lora must not be set when model.adapter is Continue: the adapter keeps its rank, scale and layers",
-                ".method.lora",
-            ),
-            *(
-                (
-                    f"!has(self.model) || !has(self.model.newTokens) || size(self.model.newTokens) == 0 || {condition}",
-                    message,
-                    ".model.newTokens",
-                )
-                for condition, message in NEW_TOKENS_MESSAGES.items()
+                "!has(self.model) || !has(self.model.newTokens) || size(self.model.newTokens) == 0 || "
+                f"{NEW_TOKENS_CONDITION}",
+                NEW_TOKENS_MESSAGE,
+                ".model.newTokens",
             ),
             *MLFLOW_RULES,
             *SINK_RULES,
-            (
-                "!has(self.data) || !has(self.data.prepare) || !has(self.data.prepare.output) || "
-                f"!self.data.prepare.output.{IN_WORKSPACE}",
-                "data.prepare.output must not be in a Databricks workspace: the training pods cannot read it",
-                ".data.prepare.output",
-            ),
-            TABLES_RULE,
-            *build_workspace_folder_rules("checkpoint.uri"),
-            *build_workspace_folder_rules("checkpoint.resumeFrom.uri"),
+            LOGIN_RULE,
             (
                 f"!has(self.checkpoint) || !has(self.checkpoint.resumeFrom) || !{HAS_COMMAND}",
                 "checkpoint.resumeFrom must not be set when trainer.command is set: name the folder of the checkpoints in "
@@ -164,36 +141,26 @@ class FineTuneJobSpec(ApiModel):
             Rule(
                 "!has(self.data) || !has(self.data.prepare) || self.data.prepare.spark.mode != 'Databricks' || !has(self.model) || "
                 "!self.model.base.matches('^(s3a?|gs|abfss)://')",
-                "model.base must not be in an object store when data.prepare.spark.mode is Databricks: its run has no "
-                "credentials for the store. Use a Hub id, or models:/ with tracking.uri databricks",
+                "model.base must not be in an object store when data.prepare.spark.mode is Databricks: use a Hub id, or models:/ with "
+                "tracking.uri databricks",
                 ".model.base",
                 at_creation=True,
             ),
             (
                 "!has(self.objective.lossOn) || self.objective.lossOn == 'All' || !has(self.data) || "
-                "!has(self.data.prepare) || !has(self.data.prepare.promptTemplate) || "
-                "has(self.data.prepare.responseTemplate)",
-                "objective.lossOn Answer and LastAnswer require data.prepare.responseTemplate when data.prepare.promptTemplate "
-                "is set",
-            ),
-            (
-                "!has(self.objective.lossOn) || self.objective.lossOn == 'All' || !has(self.data) || "
-                "!has(self.data.columns) || self.data.columns.type != 'Text' || "
-                "(has(self.data.prepare) && has(self.data.prepare.responseTemplate))",
-                "objective.lossOn Answer and LastAnswer require data.columns.type PromptResponse or Messages",
+                "has(self.data.prepare) && has(self.data.prepare.responseTemplate) || "
+                "(!has(self.data.columns) || self.data.columns.type != 'Text') && "
+                "(!has(self.data.prepare) || !has(self.data.prepare.promptTemplate))",
+                "objective.lossOn Answer and LastAnswer require data.columns.type PromptResponse or Messages, and, when "
+                "data.prepare.promptTemplate is set or the type is Text, data.prepare.responseTemplate",
                 ".objective.lossOn",
             ),
             (
-                "!has(self.objective.lossOn) || self.objective.lossOn != 'All' || !has(self.data) || !has(self.data.columns) || "
-                "!has(self.data.columns.messageWeight)",
-                "data.columns.messageWeight must not be set when objective.lossOn is All",
-                ".objective.lossOn",
-            ),
-            (
-                "!has(self.objective.lossOn) || self.objective.lossOn != 'All' || !has(self.data) || !has(self.data.source) || "
-                "self.data.source.type != 'InferenceTable'",
-                "objective.lossOn must not be All when data.source.type is InferenceTable: earlier answers of a conversation have "
-                "no feedback",
+                "!has(self.objective.lossOn) || self.objective.lossOn != 'All' || !has(self.data) || "
+                "(!has(self.data.columns) || !has(self.data.columns.messageWeight)) && "
+                "(!has(self.data.source) || self.data.source.type != 'InferenceTable')",
+                "objective.lossOn must not be All when data.columns.messageWeight is set, or when data.source.type is InferenceTable, "
+                "whose earlier answers have no feedback",
                 ".objective.lossOn",
             ),
         )
@@ -204,9 +171,9 @@ class FineTuneJobSpec(ApiModel):
     )
 
     model: Model | None = None
-    """The model to start from. Required without trainer.command."""
+    """The model to start from; required without trainer.command."""
     data: Data | None = None
-    """The examples. Required without trainer.command."""
+    """The examples; required without trainer.command."""
     method: Method = Field(default_factory=Method)
     """Training method: all parameters, or an adapter. Default: Full."""
     objective: Objective = Field(default_factory=Objective)
@@ -218,14 +185,14 @@ class FineTuneJobSpec(ApiModel):
     trainer: Trainer = Field(default_factory=Trainer)
     """The program in the training pods. Default: the built-in loop."""
     pods: Annotated[Pods, Field(json_schema_extra=OPERATOR_DEFAULT)] = Field(default_factory=Pods)
-    """Images, variables, ServiceAccounts and templates of the pods. You can change it while the job runs: a change applies
-    to new pods."""
+    """Images, variables, ServiceAccounts and templates of the pods, which you can change while the job runs. A change
+    applies to new pods."""
     checkpoint: Checkpoint | None = None
-    """The checkpoints from which a restart resumes. Without them, every attempt starts from the beginning."""
+    """The checkpoints from which a restart resumes; without them, every attempt starts from the beginning."""
     tracking: Tracking = Field(default_factory=Tracking)
     """The MLflow run."""
     register_: Register | None = Field(default=None, alias="register")
-    """The registered model. Without it, MLflow tracks the run, and no model is registered."""
+    """The registered model; without it, MLflow only tracks the run."""
     output: Output | None = None
     """Folder of the model, in addition to the registry or instead of it."""
     evaluation: Evaluation | None = None
@@ -234,7 +201,7 @@ class FineTuneJobSpec(ApiModel):
     sweep: Sweep | None = None
     """Train several times with different hyperparameters, and deliver the best model only."""
     run_policy: RunPolicy = Field(default_factory=RunPolicy)
-    """Restarts, deadlines, cleanup and the queue. You can change it while the job runs."""
+    """Restarts, deadlines, cleanup and the queue, which you can change while the job runs."""
     suspend: bool = False
     """True stops the pods and keeps the checkpoint; false resumes from it. You can change it while the job runs."""
 

@@ -65,11 +65,11 @@ class FineTuneScheduleSpec(ApiModel):
     """Time zone of the schedule, such as Europe/Berlin. As in a CronJob, a start time that does not exist on a day of the
     clock change is skipped, and one that exists twice starts two jobs."""
     concurrency_policy: Literal["Allow", "Forbid", "Replace"] = "Allow"
-    """What happens at a start time while a job of this schedule runs. Allow: another job starts. Forbid: the start waits until
-    the job has finished. Replace: the job is deleted, and another one starts."""
+    """At a start time while a job of this schedule runs: start another job (Allow), wait until the job has finished
+    (Forbid), or delete it and start another (Replace)."""
     starting_deadline_seconds: Positive | None = None
-    """A job is not started later than this after its start time. Default: no limit; if several start times were missed, one
-    job starts, for the last of them."""
+    """A job is not started later than this after its start time. If several start times were missed, one job starts,
+    for the last of them. Default: no limit."""
     successful_jobs_history_limit: NonNegative = 3
     """Number of succeeded FineTuneJobs to keep. Older ones are deleted."""
     failed_jobs_history_limit: NonNegative = 1
@@ -78,8 +78,8 @@ class FineTuneScheduleSpec(ApiModel):
     """True: no FineTuneJob is created; those that run continue. False: a start time that was missed meanwhile is caught up
     on, within startingDeadlineSeconds."""
     only_if_data_changed: bool = False
-    """Train only if the preparation finds other data than that of the last job that succeeded. Otherwise the job ends after
-    its preparation and is deleted. Requires jobTemplate.spec.data.source."""
+    """Train only if the preparation finds other data than that of the last job that succeeded; requires
+    jobTemplate.spec.data.source. Otherwise the job ends after its preparation and is deleted."""
     job_template: JobTemplate
     """The FineTuneJob to create."""
 

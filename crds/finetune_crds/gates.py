@@ -13,7 +13,6 @@ from finetune_crds.base import (
     LongText,
     Name,
     Passthrough,
-    Rule,
     join_names,
     list_type_map,
     rules,
@@ -64,16 +63,12 @@ class Tolerance(ApiModel):
     model_config = ConfigDict(
         json_schema_extra=rules(
             ("has(self.absolute) != has(self.relative)", "set exactly one of absolute and relative"),
-            (
-                "!has(self.relative) || self.relative <= 1.0",
-                "relative must be at most 1: it is a share of the value of the current version, 0.05 for five percent",
-            ),
         )
     )
 
     absolute: _Tolerance | None = None
     """Distance in the unit of the metric."""
-    relative: _Tolerance | None = None
+    relative: Annotated[_Tolerance, Field(json_schema_extra={"maximum": 1})] | None = None
     """Distance as a share of the value of the version that the alias points at: 0.05 for five percent."""
 
 
@@ -118,17 +113,18 @@ class JobGate(ApiModel):
     image: Image
     """Container image."""
     command: Annotated[list[LongText], Field(max_length=64)] = Field(default_factory=list)
-    """Command. It finds the version in MODEL_URI, MODEL_NAME and MODEL_VERSION, and fails with an exit code other than 0. It can
-    write numbers to the file METRICS_PATH as a JSON object, or log them as metrics of the MLflow run MLFLOW_RUN_ID."""
+    """Command, which finds the version in MODEL_URI, MODEL_NAME and MODEL_VERSION, and fails with an exit code other
+    than 0. It can write numbers to the file METRICS_PATH as a JSON object, or log them as metrics of the MLflow run
+    MLFLOW_RUN_ID."""
     args: Annotated[list[LongText], Field(max_length=256)] = Field(default_factory=list)
     """Arguments of the command."""
     env: Annotated[list[EnvVar], Field(max_length=32, json_schema_extra=list_type_map("name"))] = Field(
         default_factory=list
     )
-    """Environment variables. A variable overrides its namesake in the chart's defaults.pods.all."""
+    """Environment variables; a variable overrides its namesake in defaults.pods.all of the chart."""
     template: Passthrough | None = None
-    """Other fields of a PodTemplateSpec, such as resources, envFrom or serviceAccountName. The container `main` is the Job's
-    own. The pod gets no API token."""
+    """Other fields of a PodTemplateSpec, such as resources, envFrom or serviceAccountName; the container `main` is that
+    of the Job. The pod gets no API token."""
     timeout_seconds: Annotated[int, Field(ge=1, le=_WEEK_IN_SECONDS)] | None = None
     """Time limit of a pod, from its start on a node. Default: 3600."""
     retries: Annotated[int, Field(ge=0, le=10)] | None = None
@@ -207,13 +203,13 @@ Gates = Annotated[
                 f"self.filter(gate, gate.type == 'Job').size() <= {MAX_JOB_GATES}",
                 f"at most {MAX_JOB_GATES} gates can have type Job",
             ),
-            *(
-                Rule(
+            (
+                " && ".join(
                     f"self.all(gate, !has(gate.{field}) || !has(gate.{field}.job) || "
-                    f"self.exists(other, other.type == 'Job' && other.name == gate.{field}.job))",
-                    f"{field}.job must be the name of a gate of type Job",
-                )
-                for field in ("metric", "comparison")
+                    f"self.exists(other, other.type == 'Job' && other.name == gate.{field}.job))"
+                    for field in ("metric", "comparison")
+                ),
+                "metric.job and comparison.job must be the name of a gate of type Job",
             ),
         ),
     ),

@@ -52,8 +52,8 @@ Tags = Annotated[
         json_schema_extra=rules(
             Rule(
                 "self.all(key, size(key) <= 250 && key.matches('^[\\\\pL\\\\pN_/. :-]+$') && !key.matches('^[.][.]|(^|/)[.]{0,2}(/|$)'))",
-                "MLflow allows up to 250 letters, digits, spaces and _ / . : - in the key of a tag, and no key that looks like "
-                "a relative path: rename the tag",
+                "MLflow allows up to 250 letters, digits, spaces and _ / . : - in the key of a tag, and no relative "
+                "path: rename the tag",
                 at_creation=True,
             )
         )

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field
 
-from finetune_crds.base import ApiModel, ReplacedField, Rule, Uri, immutable, replaced, rules
+from finetune_crds.base import ApiModel, ReplacedField, Uri, build_immutability_rule, replaced, rules
 from finetune_crds.env import LocalReference, ObjectReference
 from finetune_crds.gates import Gates
 from finetune_crds.mlflow_names import NOT_IN_UNITY_TAGS, UNITY_TAGS_MESSAGE, Alias, ModelName, Tags
@@ -53,7 +53,7 @@ class Rollback(ApiModel):
     )
 
     type: Literal["Previous", "Version"]
-    """Previous: the version before the current one. Version: the version in the field version."""
+    """The version before the current one (Previous), or the one in the field version (Version)."""
     version: VersionNumber | None = None
     """Number of the version."""
 
@@ -81,9 +81,9 @@ class Source(ApiModel):
     version: VersionNumber | None = None
     """Number of the version to promote."""
     alias: Alias | None = None
-    """Another alias of the model. The version that it points at is promoted, also when that alias moves later."""
+    """Another alias of the model, whose version is promoted, also after that alias has moved."""
     fine_tune_job_ref: ObjectReference | None = None
-    """FineTuneJob of this namespace. The version that it registers is promoted once the job has succeeded."""
+    """FineTuneJob of this namespace, whose version is promoted once it has succeeded."""
 
     @property
     def job_name(self) -> str:
@@ -99,14 +99,13 @@ class Approval(ApiModel):
             required=ReplacedField(
                 "boolean",
                 "approval.required",
-                "removed: a version waits for approval whenever approval is set; remove required, or approval if no person has to "
-                "approve",
+                "removed: a version waits for approval whenever approval is set; remove required, or approval",
             )
         )
     )
 
     version: VersionNumber | None = None
-    """The approved version. The approval does not apply to any other version."""
+    """The approved version; the approval does not apply to any other version."""
     by: Annotated[str, Field(min_length=1, max_length=253)] | None = None
     """Name of the approver, for the history."""
     bypass_soak: bool | None = None
@@ -123,14 +122,8 @@ class PromotionTracking(ApiModel):
     registry_uri: Uri | None = None
     """Address of an MLflow server with the model registry, or databricks-uc. Default: the tracking server."""
     secret_ref: LocalReference | None = None
-    """Secret with MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD. For Databricks:
-    DATABRICKS_HOST, and DATABRICKS_TOKEN or both DATABRICKS_CLIENT_ID and DATABRICKS_CLIENT_SECRET."""
-
-
-def _fixed(field: str) -> Rule:
-    return immutable(
-        field, f"spec.{field} cannot change: create a ModelPromotion with another name, and delete this one"
-    )
+    """Secret with MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD; for Databricks,
+    DATABRICKS_HOST, and DATABRICKS_TOKEN or DATABRICKS_CLIENT_ID and DATABRICKS_CLIENT_SECRET."""
 
 
 class ModelPromotionSpec(ApiModel):
@@ -138,7 +131,13 @@ class ModelPromotionSpec(ApiModel):
 
     model_config = ConfigDict(
         json_schema_extra=rules(
-            *(_fixed(field) for field in ("model", "alias", "tracking.uri", "tracking.registryUri")),
+            build_immutability_rule(
+                ("model", "tracking.uri", "tracking.registryUri"),
+                ("alias",),
+                message="model, alias, tracking.uri and tracking.registryUri cannot change: create a ModelPromotion with another name, and "
+                "delete this one",
+                ending="cannot change: create a ModelPromotion with another name, and delete this one",
+            ),
             (
                 "!has(self.source.alias) || self.source.alias != self.alias",
                 "source.alias must differ from alias, which this promotion moves",
@@ -174,14 +173,14 @@ class ModelPromotionSpec(ApiModel):
     source: Source
     """Source of the version to promote."""
     gates: Gates = Field(default_factory=list)
-    """Conditions that the version must meet. All gates must pass. A gate that cannot be evaluated yet delays the promotion."""
+    """Conditions that the version must all meet. A gate that cannot be evaluated yet delays the promotion."""
     approval: Approval | None = None
     """If set, even to `{}`, a version waits for the approval of a person. Default: no approval is needed."""
     soak_seconds: Annotated[int, Field(ge=0, le=_YEAR_IN_SECONDS)] = 0
     """Seconds between passing the gates and moving the alias."""
     on_drift: Literal["Repair", "Warn", "Adopt"] = "Repair"
-    """Reaction when someone else moves the alias. Repair: move it back. Warn: report it. Adopt: accept it until the source
-    names a new version."""
+    """Reaction when someone else moves the alias: move it back (Repair), report it (Warn), or accept it until the
+    source names a new version (Adopt)."""
     on_delete: Literal["KeepAlias", "RemoveAlias"] = "KeepAlias"
     """Whether the alias stays or is removed when this resource is deleted."""
     rollback_to: Rollback | None = None

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
-from finetune_crds.base import NONE_FOR_ZERO, ApiModel, Fraction, Name, Uri, rules
+from finetune_crds.base import NONE_FOR_ZERO, ApiModel, Fraction, Name, Uri, join_names, rules
 
 ObjectiveType = Literal["SFT", "DPO", "KTO", "ORPO", "SimPO", "Distillation", "RewardModel"]
 COLUMNS_OF_OBJECTIVE = {
@@ -46,8 +46,8 @@ class Dpo(ApiModel):
     )
 
     loss: Literal["Sigmoid", "IPO"] = "Sigmoid"
-    """Sigmoid: standard DPO. IPO: identity preference optimization (Azar et al., arXiv:2310.12036), on log-probabilities per
-    token of the answer."""
+    """Standard DPO (Sigmoid), or identity preference optimization (IPO, arXiv:2310.12036). IPO uses log-probabilities
+    per token of the answer."""
     beta: Annotated[float, Field(gt=0, le=10)] = 0.1
     """How strongly the loss keeps the model close to the reference."""
     # NB: not lt=0.5: if the value is an integer, such as the default 0, the API server rounds the bound down to 0, and 0 < 0 is false.
@@ -71,7 +71,7 @@ class Orpo(ApiModel):
     """Odds ratio preference optimization (Hong et al., arXiv:2403.07691)."""
 
     weight: Annotated[float, Field(gt=0, le=100)] = 0.1
-    """Weight of the odds ratio loss, which is added to the cross-entropy of the chosen answer."""
+    """Weight of the odds ratio loss. It is added to the cross-entropy of the chosen answer."""
 
 
 class Simpo(ApiModel):
@@ -105,7 +105,8 @@ class Distillation(ApiModel):
     )
 
     teacher: Uri
-    """The teacher, in a format of model.base: Hub id, path, folder of an object store, or models:/name@alias."""
+    """The teacher, in a format of model.base. It is a Hub id, a path, a folder of an object store, or
+    models:/name@alias."""
     teacher_revision: Name | None = None
     """Git revision of a teacher from the Hub."""
     teacher_trust_remote_code: bool = False
@@ -121,34 +122,33 @@ class Objective(ApiModel):
 
     model_config = ConfigDict(
         json_schema_extra=rules(
-            ("!has(self.lossOn) || self.type == 'SFT'", "lossOn can be set only when type is SFT", ".lossOn"),
             (
-                "!has(self.labelSmoothing) || self.type == 'SFT'",
-                "labelSmoothing can be set only when type is SFT: for DPO, set dpo.labelSmoothing",
-                ".labelSmoothing",
-            ),
-            *(
-                (
-                    f"!has(self.{field}) || self.type == '{name}'",
-                    f"{field} can be set only when type is {name}",
-                    f".{field}",
-                )
-                for name, field in _PARAMETER_FIELDS.items()
+                "self.type == 'SFT' || !has(self.lossOn) && !has(self.labelSmoothing)",
+                "lossOn and labelSmoothing can be set only when type is SFT: for DPO, set dpo.labelSmoothing",
             ),
             (
-                "has(self.distillation) == (self.type == 'Distillation')",
-                "distillation is required when type is Distillation, and forbidden otherwise",
+                " && ".join(
+                    (
+                        "has(self.distillation) == (self.type == 'Distillation')",
+                        *(
+                            f"(!has(self.{field}) || self.type == '{name}')"
+                            for name, field in _PARAMETER_FIELDS.items()
+                        ),
+                    )
+                ),
+                "set only the parameters of the type: "
+                f"{join_names([f'{field} for {name}' for name, field in _PARAMETER_FIELDS.items()])}; distillation is required for "
+                "Distillation",
             ),
         )
     )
 
     type: ObjectiveType = "SFT"
-    """SFT: next-token loss. DPO: chosen and rejected answers, with a reference model. ORPO, SimPO: the same, without a
-    reference model. KTO: answers labeled good or bad. Distillation: a teacher's probabilities. RewardModel: chosen and
-    rejected answers; the model computes a reward instead of text."""
+    """The loss: next token (SFT), pairs of answers with a reference model (DPO) or without one (ORPO, SimPO), answers
+    labeled good or bad (KTO), a teacher (Distillation), or a reward instead of text (RewardModel)."""
     loss_on: Literal["Answer", "LastAnswer", "All"] | None = None
-    """Tokens in the loss. Answer: all answers. LastAnswer: the last answer of a conversation. All: every token. Default:
-    Answer if the data separates prompts from answers."""
+    """Tokens in the loss: those of all answers (Answer), of the last answer of a conversation (LastAnswer), or every
+    token (All). Default: Answer if the data separates prompts from answers."""
     label_smoothing: Annotated[Annotated[float, Field(ge=0, lt=1)] | None, NONE_FOR_ZERO] = None
     """SFT: share of each target that is spread over the whole vocabulary. Not used in evaluation losses. Default: 0."""
     dpo: Dpo | None = None

@@ -32,11 +32,11 @@ class Optimizer(ApiModel):
     )
 
     type: Literal["AdamW", "AdamW8bit", "Muon"] = "AdamW"
-    """AdamW: arXiv:1711.05101. AdamW8bit: 8-bit moments (arXiv:2110.02861). Muon (arXiv:2502.16982): for the matrices of the
-    layers, AdamW for other weights; requires method.type Full."""
+    """AdamW (arXiv:1711.05101), AdamW8bit with 8-bit moments (arXiv:2110.02861), or Muon (arXiv:2502.16982), which
+    requires method.type Full. Muon is for the matrices of the layers, with AdamW for other weights."""
     weights: Literal["FP32", "BF16"] = "FP32"
-    """Precision of trained weights and their gradients. BF16: updates are rounded stochastically; requires method.type Full
-    and precision BF16."""
+    """Precision of trained weights and their gradients; BF16 requires method.type Full and precision BF16. With BF16,
+    updates are rounded stochastically."""
     momentum: Annotated[Annotated[float, Field(ge=0, lt=1)] | None, _NONE_FOR_MOMENTUM] = None
     """Muon: decay per step of the running mean of gradients. Default: 0.95."""
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
@@ -45,4 +45,4 @@ class Optimizer(ApiModel):
     """AdamW: decay per step of the running mean of squared gradients. Lower it, such as to 0.95, if large gradients occur
     now and then."""
     epsilon: Annotated[float, Field(gt=0, le=1)] = 1e-8
-    """AdamW: number that is added to the denominator of an update, so that small gradients give small updates."""
+    """AdamW: number that is added to the denominator of an update. Small gradients then give small updates."""

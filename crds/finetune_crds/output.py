@@ -6,8 +6,7 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
-from finetune_crds.base import FOLDER_FORMATS, STORED_FOLDER_PATTERN, ApiModel, Rule, Uri, rules
-from finetune_crds.databricks import build_workspace_folder_rules
+from finetune_crds.base import SHARED_FOLDER_FORMATS, ApiModel, Rule, Uri, is_shared_folder, rules
 from finetune_crds.env import LocalReference
 from finetune_crds.own_script import HAS_COMMAND
 
@@ -21,8 +20,8 @@ class Output(ApiModel):
     model_config = ConfigDict(
         json_schema_extra=rules(
             (
-                f"self.uri.matches('{STORED_FOLDER_PATTERN}')",
-                f"uri must be {FOLDER_FORMATS} on a volume",
+                is_shared_folder("self.uri"),
+                f"uri must be {SHARED_FOLDER_FORMATS}",
                 ".uri",
             ),
             (
@@ -34,11 +33,9 @@ class Output(ApiModel):
     )
 
     uri: Uri
-    """Folder for this model alone: s3://bucket/folder, gs://bucket/folder,
-    abfss://container@account.dfs.core.windows.net/folder, or an absolute path on a volume that pods.train.template mounts;
-    if tracking.uri is databricks, also /Volumes of the workspace. It gets weights, configuration, tokenizer and model card
-    in the format of transformers and peft, and can be model.base of another job. With from, it gets the files of your
-    command."""
+    """Folder for this model alone, with the formats of checkpoint.uri: on a volume, one that pods.train.template
+    mounts. It gets weights, configuration, tokenizer and model card in the format of transformers and peft, and can be
+    model.base of another job. With from, it gets the files of your command."""
     from_: (
         Annotated[
             str,
@@ -59,15 +56,18 @@ class Output(ApiModel):
         ]
         | None
     ) = Field(default=None, alias="from")
-    """Folder of the first training pod whose files are uploaded to uri after trainer.command has ended with 0 there. On no
-    volume of pods.train.template, it is an emptyDir. Required with trainer.command."""
+    """Folder of the first training pod whose files are uploaded to uri when trainer.command ends with 0; required with
+    trainer.command. On no volume of pods.train.template, it is an emptyDir."""
     secret_ref: LocalReference | None = None
     """Secret whose keys become variables of the upload only, in addition to those of pods.train."""
 
 
 def _with_slash(folder: str) -> str:
-    """Return the CEL expression of a folder with a slash at its end: s3://b/model must not count as a parent of s3://b/model2."""
-    return f"({folder}.endsWith('/') ? {folder} : {folder} + '/')"
+    """Return the CEL expression of a folder with one slash at its end: s3://b/model must not count as a parent of s3://b/model2.
+
+    The text is only for comparisons: s3:// also becomes s3:/.
+    """
+    return f"({folder} + '/').replace('//', '/')"
 
 
 _OUTPUT_FOLDER, _CHECKPOINT_FOLDER = _with_slash("self.output.uri"), _with_slash("self.checkpoint.uri")
@@ -77,13 +77,9 @@ _FROM_FOLDER, _CODE_FOLDER = _with_slash("self.output.from"), _with_slash("self.
 
 OUTPUT_RULES = (
     Rule(
-        f"!has(self.output) || has(self.output.from) || !{HAS_COMMAND}",
-        "output requires from when trainer.command is set: name the folder that your command writes, such as from: /outputs",
-        ".output",
-    ),
-    Rule(
-        f"!({_FROM}) || {HAS_COMMAND}",
-        "output.from can be set only when trainer.command is set: the built-in loop writes its model to output.uri",
+        f"!has(self.output) || has(self.output.from) == {HAS_COMMAND}",
+        "output.from, the folder that your command writes, such as /outputs, is required when trainer.command is set, and "
+        "forbidden otherwise",
         ".output.from",
     ),
     Rule(
@@ -103,6 +99,5 @@ OUTPUT_RULES = (
         "output.uri and checkpoint.uri overlap: set output.uri to a folder for the model only",
         ".output.uri",
     ),
-    *build_workspace_folder_rules("output.uri"),
 )
 """Rules of FineTuneJobSpec."""

@@ -21,14 +21,8 @@ HAS_COMMAND = "(has(self.trainer.command) && size(self.trainer.command) > 0)"
 
 OWN_SCRIPT_RULES = (
     Rule(
-        f"has(self.model) || {HAS_COMMAND}",
-        "model is required unless trainer.command is set",
-        ".model",
-    ),
-    Rule(
-        f"has(self.data) || {HAS_COMMAND}",
-        "data is required unless trainer.command is set: set data.source or data.splits",
-        ".data",
+        f"has(self.model) && has(self.data) || {HAS_COMMAND}",
+        "model and data are required unless trainer.command is set",
     ),
     Rule(
         "!has(self.data) || !has(self.data.source) || has(self.model)",
@@ -36,8 +30,8 @@ OWN_SCRIPT_RULES = (
         ".data.source",
     ),
     Rule(
-        "!has(self.evaluation) || (has(self.model) && has(self.data))",
-        "evaluation requires model and data: set both, or evaluate in your command",
+        "!has(self.evaluation) || has(self.model) && has(self.data) && has(self.register)",
+        "evaluation requires model, data and register: set all three, or evaluate in your command",
         ".evaluation",
     ),
     Rule(

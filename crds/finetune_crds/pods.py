@@ -63,23 +63,24 @@ class PodSettings(ApiModel):
     """Settings of pods. A change applies to new pods; running pods do not change."""
 
     env: Env = Field(default_factory=list)
-    """Environment variables. A variable overrides its namesake in `all` and in the chart's defaults.pods."""
+    """Environment variables; a variable overrides its namesake in `all` and in defaults.pods of the chart."""
     env_from: Annotated[list[EnvFromSource], Field(max_length=16)] = Field(default_factory=list)
-    """Secrets and ConfigMaps whose keys become variables. They come after the lists of the chart's defaults.pods and of `all`,
-    and the last one with a key wins."""
+    """Secrets and ConfigMaps whose keys become variables. They come after the lists of defaults.pods of the chart and
+    of `all`, and the last one with a key wins."""
     service_account_name: ObjectName | None = None
     """ServiceAccount, for workload identity. Only a Spark driver that creates executor pods gets an API token. Default:
     default; for data.prepare.spark.mode Kubernetes and SparkApplication, finetune-spark."""
     template: Passthrough | None = None
-    """Other fields of a PodTemplateSpec, such as tolerations, volumes or resources. The container `main` is the job's own."""
+    """Other fields of a PodTemplateSpec, such as tolerations, volumes or resources; the container `main` is that of the
+    job."""
 
 
 class RolePodSettings(PodSettings):
     """Settings of the pods of one role. They override `all`."""
 
     image: Image | None = None
-    """Container image. Default: the chart's image for the role. `evaluate` uses the image of `train` first, except for the
-    built-in evaluation of a job with trainer.command."""
+    """Container image. Default: the image of the chart for the role; for `evaluate` first that of `train`, unless
+    trainer.command is set and the evaluation is built in."""
 
 
 class Pods(ApiModel):
@@ -98,12 +99,13 @@ class Pods(ApiModel):
     all: Annotated[PodSettings, Field(json_schema_extra=OPERATOR_DEFAULT)] = Field(
         default_factory=PodSettings
     )
-    """Settings of all pods: preparation, training and evaluation. They cannot request GPUs: set distributed.gpusPerNode."""
+    """Settings of all pods, which cannot request GPUs: set distributed.gpusPerNode. The pods are those of preparation,
+    training and evaluation."""
     prepare: Annotated[RolePodSettings, Field(json_schema_extra=OPERATOR_DEFAULT)] = Field(
         default_factory=RolePodSettings
     )
-    """Settings of the preparation's pods: the prep pod, or Spark's driver and executors. Executors ignore the resources of
-    the template."""
+    """Settings of the pods of the preparation. They are the prep pod, or the driver and executors of Spark. Executors
+    ignore the resources of the template."""
     train: Annotated[RolePodSettings, Field(json_schema_extra=OPERATOR_DEFAULT)] = Field(
         default_factory=RolePodSettings
     )
@@ -124,29 +126,24 @@ class Pods(ApiModel):
         yield from ((role, self.of(role)) for role in ROLES)
 
 
-def _build_code_env_rule(field: str) -> Rule:
-    """Return the rule that the variables of a field of `spec.pods` do not include CODE_ENV if `trainer.code` is set."""
-    return Rule(
-        f"!has(self.trainer.code) || !has(self.pods) || !has(self.pods.{field}) || !has(self.pods.{field}.env) || "
-        f"!self.pods.{field}.env.exists(item, item.name == '{CODE_ENV}')",
-        f"the operator sets {CODE_ENV} to the folder of trainer.code: remove {CODE_ENV} from pods.{field}.env",
-        f".pods.{field}.env",
+def list_env_names(*fields: Role | Literal["all"]) -> str:
+    """Return the CEL list of the names of the variables in fields of `spec.pods`, for a rule of a spec that has pods."""
+    return " + ".join(
+        f"(has(self.pods.{field}) && has(self.pods.{field}.env) ? self.pods.{field}.env.map(item, item.name) : [])"
+        for field in fields
     )
 
 
 POD_RULES = (
-    _build_code_env_rule("all"),
-    _build_code_env_rule("train"),
     Rule(
-        "!has(self.pods) || !has(self.pods.prepare) || (has(self.data) && has(self.data.source))",
-        "pods.prepare can be set only when data.source is set",
-        ".pods.prepare",
+        f"!has(self.trainer.code) || !has(self.pods) || !('{CODE_ENV}' in {list_env_names('all', 'train')})",
+        f"the operator sets {CODE_ENV} to the folder of trainer.code: remove it from pods.all.env and pods.train.env",
+        ".pods",
     ),
     Rule(
-        "!has(self.pods) || !has(self.pods.prepare) || !has(self.data) || !has(self.data.prepare) || "
-        "self.data.prepare.spark.mode != 'Databricks'",
-        "pods.prepare must not be set when data.prepare.spark.mode is Databricks: describe the run in "
-        "data.prepare.spark.databricks.compute",
+        "!has(self.pods) || !has(self.pods.prepare) || (has(self.data) && has(self.data.source) && "
+        "(!has(self.data.prepare) || self.data.prepare.spark.mode != 'Databricks'))",
+        "pods.prepare can be set only when data.source is set and data.prepare.spark.mode is not Databricks: set data.prepare.spark.databricks.compute",
         ".pods.prepare",
     ),
     Rule(

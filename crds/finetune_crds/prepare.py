@@ -26,6 +26,7 @@ from finetune_crds.base import (
 from finetune_crds.catalog import PREPARE_RULES as CATALOG_RULES
 from finetune_crds.catalog import Catalog, TableName
 from finetune_crds.chat import Conversation
+from finetune_crds.databricks import IN_WORKSPACE
 from finetune_crds.pods import build_moved_fields
 from finetune_crds.spark import Spark
 
@@ -47,16 +48,9 @@ class Dedupe(ApiModel):
 
     model_config = ConfigDict(
         json_schema_extra=rules(
-            ("!has(self.columns) || self.exact", "dedupe.columns requires dedupe.exact true", ".columns"),
             (
-                "!has(self.near) || self.exact",
-                "dedupe.near requires dedupe.exact true: exact duplicates are removed first",
-                ".near",
-            ),
-            (
-                "!has(self.near) || !has(self.columns)",
-                "dedupe.near and dedupe.columns must not both be set",
-                ".near",
+                "!has(self.columns) && !has(self.near) || self.exact && !(has(self.columns) && has(self.near))",
+                "dedupe.columns and dedupe.near require dedupe.exact true, and must not both be set",
             ),
         )
     )
@@ -83,11 +77,10 @@ class SplitRatios(ApiModel):
                 "&& self.train + self.validation + self.test < 1.0001",
                 "train, validation and test must add up to 1 (defaults: 0.9, 0.05 and 0.05)",
             ),
-            ("self.train > 0.0", "train must be above 0", ".train"),
         )
     )
 
-    train: Fraction = 0.9
+    train: Annotated[float, Field(gt=0, le=1)] = 0.9
     """Share of the training split."""
     validation: Fraction = 0.05
     """Share of the validation split."""
@@ -137,8 +130,7 @@ def _build_databricks_rule(condition: str, message: str, field: str) -> Rule:
 _DATABRICKS_RULES = (
     _build_databricks_rule(
         "!has(self.output) || !self.output.startsWith('/')",
-        "output must not be a local path when spark.mode is Databricks: use s3://bucket/folder, which the run writes through an "
-        "external location and the training pods read",
+        "output must not be a local path when spark.mode is Databricks: use s3://bucket/folder",
         ".output",
     ),
     _build_databricks_rule(
@@ -156,30 +148,25 @@ class Prepare(ApiModel):
     model_config = ConfigDict(
         json_schema_extra=rules(
             (
-                "!has(self.minChars) || !has(self.maxChars) || self.minChars <= self.maxChars",
-                "minChars must not be above maxChars",
-                ".minChars",
+                "(!has(self.minChars) || !has(self.maxChars) || self.minChars <= self.maxChars) && "
+                "(!has(self.minPromptChars) || !has(self.maxPromptChars) || self.minPromptChars <= self.maxPromptChars)",
+                "minChars must not be above maxChars, and minPromptChars must not be above maxPromptChars",
             ),
             (
-                "!has(self.minPromptChars) || !has(self.maxPromptChars) || self.minPromptChars <= self.maxPromptChars",
-                "minPromptChars must not be above maxPromptChars",
-                ".minPromptChars",
+                "has(self.promptTemplate) || !has(self.responseTemplate) && self.templateSyntax == 'Placeholders'",
+                "responseTemplate and templateSyntax Jinja require promptTemplate",
+                ".promptTemplate",
             ),
             (
-                "!has(self.responseTemplate) || has(self.promptTemplate)",
-                "responseTemplate can be set only when promptTemplate is set",
-                ".responseTemplate",
+                f"!has(self.output) || !self.output.{IN_WORKSPACE}",
+                "output must not be in a Databricks workspace: the training pods cannot read it",
+                ".output",
             ),
             Rule(
                 f"!has(self.output) || self.output.matches('{STORED_FOLDER_PATTERN}')",
                 f"output must be {FOLDER_FORMATS}",
                 ".output",
                 at_creation=True,
-            ),
-            (
-                "self.templateSyntax == 'Placeholders' || has(self.promptTemplate)",
-                "templateSyntax Jinja requires promptTemplate",
-                ".templateSyntax",
             ),
             *cleaning.PREPARE_RULES,
             *CATALOG_RULES,
@@ -202,25 +189,24 @@ class Prepare(ApiModel):
     )
 
     output: Uri = ""
-    """Delta table to write: s3://bucket/folder, gs://bucket/folder, abfss://container@account.dfs.core.windows.net/folder,
-    or an absolute path on a volume. Each preparation writes a new version. Default: a folder in defaults.storage of the
-    chart, shared by the jobs of the namespace with the same preparation."""
+    """Delta table to write, with the formats of checkpoint.uri. Each preparation writes a new version. Default: a
+    folder in defaults.storage of the chart, for all jobs of the namespace with the same preparation."""
     split_tables: SplitTables | None = None
-    """Also save the splits as tables with these names, for other readers: training reads output. Each preparation replaces
-    their rows. Requires spark.mode Databricks, or a catalog of type Hive."""
+    """Also save the splits as tables with these names, for other readers; requires spark.mode Databricks or a catalog
+    of type Hive. Training reads output. Each preparation replaces the rows of the tables."""
     catalog: Catalog | None = None
     """Catalog of tables that are named. Default: defaults.catalog of the chart; when spark.mode is Databricks, the catalog of
     the workspace."""
     reuse: Reuse = "IfSame"
-    """Whether to use a table that another job of the namespace prepared. IfSame: yes, if its preparation and its sources are
-    the same; this job waits while the other job still prepares it. Never: this job prepares its own table, by default in its
-    own folder."""
+    """Whether to use a table that another job of the namespace prepared from the same sources in the same way (IfSame),
+    or no other table (Never). IfSame: this job waits while the other job still prepares the table. Never: the default
+    output is a folder of this job."""
     not_null: Annotated[list[Name], Field(max_length=32, json_schema_extra=LIST_TYPE_SET)] = Field(
         default_factory=list
     )
     """Columns that must not be null or blank, in addition to the columns of the example."""
     min_quality: float | None = None
-    """Minimum quality score. Examples without a score are dropped."""
+    """Minimum quality score; examples without a score are dropped."""
     quality_column: Name = "quality"
     """Column with the quality score."""
     min_chars: NonNegative | None = None
@@ -234,27 +220,25 @@ class Prepare(ApiModel):
     filter: LongText | None = None
     """Spark SQL condition that an example must meet, such as `language = 'en'`."""
     languages: cleaning.Languages | None = None
-    """Languages to keep, as ISO 639-1 codes such as en. Examples in another language are dropped. Examples of uncertain
+    """Languages to keep, as ISO 639-1 codes such as en; examples in another language are dropped. Examples of uncertain
     language, such as short texts or code, are kept."""
     redact: cleaning.Redact | None = None
-    """Values to replace by placeholders: Email (<EMAIL>), Phone (<PHONE>), CardNumber (<CARD_NUMBER>, if the check digit is
-    valid), Secret (<SECRET>: keys and tokens of known services, passwords in URLs, private keys, JWTs). Patterns find these
-    values; they do not find names or addresses of people."""
+    """Values to replace by placeholders; they are found by patterns, which find no names or addresses of people. Email:
+    <EMAIL>. Phone: <PHONE>. CardNumber, if the check digit is valid: <CARD_NUMBER>. Secret: <SECRET>, for keys and
+    tokens of known services, passwords in URLs, private keys and JWTs."""
     decontaminate: cleaning.Decontaminate | None = None
-    """Evaluation sets. Examples that share a run of words with a set are dropped."""
+    """Evaluation sets; examples that share a run of words with a set are dropped."""
     dedupe: Dedupe = Field(default_factory=Dedupe)
     """Removal of duplicates. Default: exact duplicates."""
     prompt_template: LongText | None = None
-    """Template of the prompt, or of the whole text without responseTemplate. {column} stands for the column's value, see
-    templateSyntax.
-
-    Preference and Unpaired data: the template renders the prompt, and the answers do not change.
-    """
+    """Template of the prompt, or of the whole text without responseTemplate; {column} stands for the value of the
+    column. See templateSyntax. Preference and Unpaired data: the template renders the prompt, and the answers do not
+    change."""
     response_template: LongText | None = None
     """Template of the answer; {column} stands for the column's value. With it, the loss can cover only the answer."""
     template_syntax: TemplateSyntax = "Placeholders"
-    """Syntax of promptTemplate and responseTemplate. Placeholders: {column} stands for a value, and a doubled brace for a
-    brace. Jinja: Jinja templates in a sandbox, with the columns as variables."""
+    """Syntax of the templates: {column} (Placeholders), or Jinja in a sandbox, with the columns as variables (Jinja).
+    Placeholders: a doubled brace stands for a brace."""
     conversation: Conversation | None = None
     """Make each prompt and its answer a conversation, which the model's chat template renders. promptTemplate and
     responseTemplate render its messages.
@@ -265,10 +249,8 @@ class Prepare(ApiModel):
     """Reaction to an example on which the model's chat template or a Jinja template fails. Fail: the job fails. Drop: the
     example is dropped and counted."""
     max_tokens: Positive | None = None
-    """Maximum length of an example in tokens of the model's tokenizer. Longer examples are dropped and counted.
-
-    Preference data: prompt plus chosen, plus prompt plus rejected.
-    """
+    """Maximum length of an example in tokens of the tokenizer of the model; longer examples are dropped. Preference
+    data: prompt plus chosen, plus prompt plus rejected."""
     limit: Positive | None = None
     """Maximum number of examples; a seeded hash chooses them."""
     split_ratios: SplitRatios = Field(default_factory=SplitRatios)

@@ -138,21 +138,22 @@ class Move(ApiModel):
     """A move of the alias. The operator records it in the journal before it moves the alias."""
 
     from_version: _Version | None = None
-    """The version before the move; absent if there was none."""
+    """The version before the move. It is absent if there was none."""
     to_version: _Version | None = None
-    """The version after the move; absent if the alias was removed."""
+    """The version after the move. It is absent if the alias was removed."""
     reason: MoveReason
     """Reason for the move, as one word."""
     message: _Sentence
     """Reason for the move, in a sentence."""
     by: Annotated[str, Field(max_length=512)]
-    """Who caused the move: the approver, the field manager that last changed the spec, or an unknown user of the registry."""
+    """Who caused the move. It is the approver, the field manager that last changed the spec, or an unknown user of the
+    registry."""
     time: datetime
     """When the move was made."""
     gates: str | None = None
-    """Digest of the gates that the version passed; absent for a move without gates."""
+    """Digest of the gates that the version passed. It is absent for a move without gates."""
     approved: bool | None = None
-    """Whether a person approved the move; absent if no approval was needed."""
+    """Whether a person approved the move. It is absent if no approval was needed."""
 
 
 class RollbackStatus(ApiModel):
@@ -230,11 +231,12 @@ class ModelPromotionStatus(ApiModel):
     phase: Annotated[PromotionPhase | None, BeforeValidator(_drop_unknown_phase)] = None
     """State of the promotion as one word, derived from the conditions. The reason of the condition Ready has details."""
     observed_generation: ObservedGeneration = UNSEEN
-    """Generation of the spec that this status describes. Default: -1, until the operator has seen the resource."""
+    """Generation of the spec that this status describes. It is -1 until the operator has seen the resource."""
     current: _Version | None = None
     """The version that the alias points at, as last read from the registry."""
     promoted: _Version | None = None
-    """The version that the alias should point at: the operator last moved the alias there, or found or accepted it there."""
+    """The version that the alias should point at. The operator last moved the alias there, or found or accepted it
+    there."""
     passed: _Version | None = None
     """The version in `promoted`, if it passed its gates or a person chose it."""
     previous: _Version | None = None

@@ -175,19 +175,10 @@ def _field_rules(field: Schema) -> list[dict[str, str]]:
 
 
 def _rules(schema: Schema) -> list[str]:
-    """Return the messages of the rules. Fields that share a message share a line."""
-    fields_by_message: dict[str, list[str]] = {}
-    for rule in schema.get("x-kubernetes-validations", []):
-        message = rule["message"]
-        # Several fields share a message that follows the field, such as "... cannot change once the job exists".
-        field, phrase, end = message.rpartition(" cannot change")
-        if field:
-            fields_by_message.setdefault(f"{phrase}{end}", []).append(field)
-        else:
-            fields_by_message.setdefault(message, [])
-    if not fields_by_message:
+    """Return the messages of the rules of an object as a list; nothing for an object without rules."""
+    lines = [f"- {rule['message']}" for rule in schema.get("x-kubernetes-validations", [])]
+    if not lines:
         return []
-    lines = [f"- {', '.join(fields)}{message}" for message, fields in fields_by_message.items()]
     return ["The API server refuses an object that breaks one of these rules:", "\n".join(lines)]
 
 

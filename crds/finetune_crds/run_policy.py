@@ -16,8 +16,8 @@ class RunPolicy(ApiModel):
     """Restarts, deadlines, cleanup and the queue of a job."""
 
     max_restarts: NonNegative = 3
-    """Maximum number of restarts after a failure. Preemption, node loss, and attempts that cannot start because a server of
-    code or packages does not answer or refuses the login (exit code 69) are not counted."""
+    """Maximum number of restarts after a failure, not counting preemption and node loss. Also not counted: attempts
+    that cannot start because a server of code or packages does not answer or refuses the login (exit code 69)."""
     restart_window_seconds: Annotated[int, Field(ge=60)] = 86400
     """Maximum time in which restarts that are not counted make no progress; then the job fails. A newer checkpoint or a
     later step is progress. Time in a queue, without a node or in suspension is not included."""
@@ -29,6 +29,6 @@ class RunPolicy(ApiModel):
     """Maximum time of preparation, training and evaluation together; then the job fails. Time in a queue, without a node or
     in suspension is not included."""
     ttl_seconds_after_finished: NonNegative | None = None
-    """Seconds from the end of the job until its pods and other children are deleted. The FineTuneJob itself stays."""
+    """Seconds from the end of the job until its pods and other children are deleted; the FineTuneJob stays."""
     queue_name: QueueName | None = None
     """Kueue queue for the pods of each step; empty for no queue. Default: defaults.queueName of the chart."""

@@ -43,7 +43,7 @@ class FineTuneScheduleStatus(ApiModel):
     phase: SchedulePhase | None = None
     """State of the schedule as one word, derived from the conditions."""
     observed_generation: ObservedGeneration = UNSEEN
-    """Generation of the spec that this status describes. Default: -1, until the operator has seen the resource."""
+    """Generation of the spec that this status describes. It is -1 until the operator has seen the resource."""
     active: Annotated[
         list[ActiveJob], Field(max_length=MAX_ACTIVE, json_schema_extra=list_type_map("name"))
     ] = Field(default_factory=list)
@@ -53,7 +53,7 @@ class FineTuneScheduleStatus(ApiModel):
     last_schedule_time: datetime | None = None
     """Start time of the last FineTuneJob that was created."""
     next_schedule_time: datetime | None = None
-    """Next start time; absent while the schedule is suspended or not valid."""
+    """Next start time. It is absent while the schedule is suspended or not valid."""
     last_successful_time: datetime | None = None
     """When a FineTuneJob last succeeded."""
     last_skipped_time: datetime | None = None

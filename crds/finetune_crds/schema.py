@@ -6,6 +6,7 @@ no null unions and no `const`, and their exclusive bounds have the form of OpenA
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +15,14 @@ from finetune_crds.resources import Resource
 
 Schema = dict[str, Any]
 _AS_IN_SPEC = "As in the spec."
+_INTERNAL_STATE = "Internal state of the operator"
+_INTERNAL = "Internal."
+# A reference to another field costs the reader a step, so it must be this much shorter than the description that it replaces.
+_MIN_SAVED_CHARACTERS = 10
+# Operators of CEL with the spaces around them; the first alternative skips literal texts.
+_SPACED_OPERATOR = re.compile(r"('(?:[^'\\]|\\.)*')|\s*(\|\||&&|[=!<>]=|[<>+,])\s*")
+# The space between two sentences. The dots of "e.g. " and "i.e. " end no sentence.
+_SENTENCE_BREAK = re.compile(r"(?<=[.!?])(?<!\be\.g\.)(?<!\bi\.e\.)\s+")
 
 
 def _collapse_optional(schema: Schema) -> Schema:
@@ -199,6 +208,93 @@ def _build_status_schema(
     return remaining
 
 
+def compact_expression(expression: str) -> str:
+    """Return a CEL expression without the spaces around its operators."""
+    return _SPACED_OPERATOR.sub(lambda match: match[1] or match[2], expression)
+
+
+def shorten_description(text: str) -> str:
+    """Return the first sentence of a description, and the sentence that begins with `Default:`; the documentation has the whole text.
+
+    kubectl apply keeps the CRD in an annotation of limited size.
+    """
+    first, *others = _SENTENCE_BREAK.split(text.strip())
+    defaults = [sentence for sentence in others if sentence.startswith("Default:")]
+    return " ".join(" ".join([first, *defaults]).split())
+
+
+def _shorten_rule(rule: Schema) -> Schema:
+    """Return a rule with compact expressions, and without the message if an expression builds it."""
+    expressions = ("rule", "messageExpression")
+    return {
+        key: compact_expression(value) if key in expressions else value
+        for key, value in rule.items()
+        if key != "message" or "messageExpression" not in rule
+    }
+
+
+def _shorten(schema: Schema, *, is_internal: bool = False) -> Schema:
+    """Return the schema of an object with short descriptions and compact rules at every level.
+
+    Args:
+        schema: the schema of an object, or of a part of one.
+        is_internal: whether the object is internal state of the operator. Its fields are described as internal only.
+    """
+    shortened = dict(schema)
+    if "description" in schema:
+        description = schema["description"]
+        shortened["description"] = _INTERNAL if is_internal else shorten_description(description)
+        is_internal = is_internal or description.startswith(_INTERNAL_STATE)
+    if schema.get("minLength") == 1 and "pattern" in schema and not re.search(schema["pattern"], ""):
+        # The pattern already refuses an empty text.
+        del shortened["minLength"]
+    if VALIDATIONS in schema:
+        shortened[VALIDATIONS] = [_shorten_rule(rule) for rule in schema[VALIDATIONS]]
+    if "properties" in schema:
+        shortened["properties"] = {
+            name: _shorten(field, is_internal=is_internal) for name, field in schema["properties"].items()
+        }
+    for nested in ("items", "additionalProperties"):
+        if isinstance(schema.get(nested), dict):
+            shortened[nested] = _shorten(schema[nested], is_internal=is_internal)
+            # The list or the map has its own description.
+            shortened[nested].pop("description", None)
+    return shortened
+
+
+def _name_place(place: str, path: str) -> str:
+    """Return the path of another field, as a description at `path` names it: only the sibling, if the paths differ only in one name."""
+    pairs = zip(place.split("."), path.split("."), strict=False)
+    differences = [name for name, own_name in pairs if name != own_name]
+    is_sibling = len(differences) == 1 and place.count(".") == path.count(".")
+    return f"`{differences[0]}`" if is_sibling else place.removeprefix("spec.")
+
+
+def _refer_to_equal_descriptions(schema: Schema, path: str, places: dict[tuple[str, str], str]) -> Schema:
+    """Return a schema in which a field refers to an earlier field with the same name and description, if that is much shorter.
+
+    Args:
+        schema: the schema of an object.
+        path: the path of the object, as `kubectl explain` accepts it.
+        places: the paths of earlier fields, by their names and descriptions. Fields of the schema are added.
+    """
+    result = dict(schema)
+    if "properties" in schema:
+        result["properties"] = {}
+        for name, field in schema["properties"].items():
+            field_path = f"{path}.{name}".lstrip(".")
+            referring = _refer_to_equal_descriptions(field, field_path, places)
+            description = field.get("description", "")
+            place = places.setdefault((name, description), field_path)
+            reference = f"As in {_name_place(place, field_path)}."
+            if place != field_path and len(reference) + _MIN_SAVED_CHARACTERS <= len(description):
+                referring["description"] = reference
+            result["properties"][name] = referring
+    if isinstance(schema.get("items"), dict):
+        result["items"] = _refer_to_equal_descriptions(schema["items"], path, places)
+    return result
+
+
 def _list_descriptions(schema: Schema, parent: str = "") -> Iterator[tuple[str, str, str]]:
     """Iterate over the fields below a schema: the name of the parent field, the name of the field, and its description."""
     for name, field in schema.get("properties", {}).items():
@@ -230,9 +326,12 @@ def crd(
         properties[name] = {"type": "string"}
     properties["metadata"] = {"type": "object"}
     if not documented:
+        root = _shorten(root)
+        properties = root["properties"]
         properties["status"] = _build_status_schema(
             properties["status"], {*_list_descriptions(properties["spec"])}
         )
+        root = _refer_to_equal_descriptions(root, "", {})
     root["required"] = ["spec"]
     kind = resource.KIND
     return {

@@ -81,9 +81,9 @@ class Canary(ApiModel):
     )
 
     steps: Annotated[list[CanaryStep], Field(min_length=1, max_length=10)]
-    """The steps. After the last step the new version receives all traffic."""
+    """The steps, after which the new version receives all traffic."""
     gates: CanaryGates = Field(default_factory=list)
-    """Gates that are evaluated during the steps. If a gate fails, the operator moves the endpoint and the alias back."""
+    """Gates that are evaluated during the steps; if one fails, the endpoint and the alias move back."""
 
 
 class DatabricksServing(ApiModel):
@@ -93,17 +93,13 @@ class DatabricksServing(ApiModel):
         json_schema_extra=rules(
             (
                 "!has(self.provisionedThroughput) || (!has(self.workloadSize) && !has(self.workloadType) && "
-                "!has(self.scaleToZero) && !has(self.concurrency))",
-                "workloadSize, workloadType, concurrency and scaleToZero must not be set when provisionedThroughput is set",
+                "!has(self.scaleToZero) && !has(self.concurrency) && !has(self.environment))",
+                "workloadSize, workloadType, concurrency, scaleToZero and environment must not be set when provisionedThroughput is set",
             ),
             (
                 "!has(self.concurrency) || !has(self.workloadSize)",
                 "workloadSize must not be set when concurrency is set",
                 ".workloadSize",
-            ),
-            (
-                "!has(self.provisionedThroughput) || !has(self.environment)",
-                "environment must not be set when provisionedThroughput is set",
             ),
         )
         | replaced(
@@ -143,12 +139,13 @@ class DatabricksServing(ApiModel):
     environment: Annotated[dict[str, Annotated[str, Field(max_length=4096)]], Field(max_length=64)] = Field(
         default_factory=dict
     )
-    """Environment variables of the served model. A value can name a secret of the workspace: {{secrets/scope/key}}."""
+    """Environment variables of the served model; {{secrets/scope/key}} is a secret of the workspace."""
     inference_table: InferenceTable | None = None
-    """Table for requests and responses. If you remove this field, the operator turns off the logging that it turned on."""
+    """Table for requests and responses. If you remove this field, the operator turns off the logging that it turned
+    on."""
     secret_ref: LocalReference | None = None
-    """Secret with DATABRICKS_HOST, and DATABRICKS_TOKEN or both DATABRICKS_CLIENT_ID and DATABRICKS_CLIENT_SECRET. Default:
-    databricks.host of the chart."""
+    """Secret with the login of a Databricks workspace, see tracking.secretRef. Default: databricks.host of the
+    chart."""
 
 
 class Serving(ApiModel):
@@ -225,7 +222,7 @@ class EndpointFailure(ApiModel):
     generation: NonNegative
     """Generation of the spec at that time."""
     reason: Literal["EndpointFailed", "CanaryFailed"]
-    """EndpointFailed: the deployment of the version failed. CanaryFailed: a gate of the canary failed."""
+    """The deployment of the version failed (EndpointFailed), or a gate of the canary failed (CanaryFailed)."""
     message: Annotated[str, Field(max_length=4096)]
     """Reason in a sentence."""
 
@@ -248,7 +245,7 @@ class ServingStatus(ApiModel):
     steps: NonNegative | None = None
     """Number of steps of the canary."""
     step_start_time: datetime | None = None
-    """When the current step took effect; absent until then."""
+    """When the current step took effect. It is absent until then."""
     next_step_time: datetime | None = None
     """When the next step is due."""
     saved: _Routes | None = None
@@ -258,8 +255,8 @@ class ServingStatus(ApiModel):
     settings: _ShortText | None = None
     """Digest of the other settings in the spec when the endpoint last matched them."""
     revision: _ShortText | None = None
-    """Time of the endpoint's last change when its settings last matched the spec, as the endpoint reported it."""
+    """Time of the last change of the endpoint when its settings last matched the spec. The endpoint reported it."""
     failure: EndpointFailure | None = None
     """The last failure."""
     inference_table: InferenceTable | None = None
-    """The table to which the operator turned on logging; absent while no such logging is on."""
+    """The table to which the operator turned on logging. It is absent while no such logging is on."""

@@ -21,6 +21,7 @@ from finetune_crds.base import (
 from finetune_crds.databricks import IN_WORKSPACE, ON_DATABRICKS
 from finetune_crds.env import LocalReference
 from finetune_crds.own_script import HAS_COMMAND
+from finetune_crds.pods import list_env_names
 
 # The variables of W&B's client, and that of the Trainer of Hugging Face for TensorBoard.
 ENV_WANDB_RUN_ID = "WANDB_RUN_ID"
@@ -47,38 +48,28 @@ _ENV_CONDITIONS: tuple[tuple[tuple[str, ...], str], ...] = (
 _WandbName = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[^/\\#?%: ]+$")]
 
 
-def _require(field: str, sink_type: str) -> tuple[str, str, str]:
-    """Return the rule that a field is set exactly when the sink has a type."""
-    message = f"{field} is required when type is {sink_type}, and forbidden otherwise"
-    return f"has(self.{field}) == (self.type == '{sink_type}')", message, f".{field}"
-
-
-def _allow(field: str, sink_type: str) -> tuple[str, str, str]:
-    """Return the rule that a field can be set only when the sink has a type."""
-    message = f"{field} can be set only when type is {sink_type}"
-    return f"!has(self.{field}) || self.type == '{sink_type}'", message, f".{field}"
-
-
 class Sink(ApiModel):
     """A tracker besides MLflow."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
-            _require("uri", "TensorBoard"),
+            (
+                "has(self.uri) == (self.type == 'TensorBoard') && has(self.project) == (self.type == 'WandB') && "
+                "(self.type == 'WandB' || !has(self.entity) && !has(self.secretRef))",
+                "type TensorBoard requires uri, and type WandB requires project and allows entity and secretRef: set no other of these "
+                "fields",
+            ),
             (
                 f"!has(self.uri) || self.uri.matches('{STORED_FOLDER_PATTERN}')",
                 f"uri must be {FOLDER_FORMATS} on a volume",
                 ".uri",
             ),
-            _require("project", "WandB"),
-            _allow("entity", "WandB"),
-            _allow("secretRef", "WandB"),
         )
     )
 
     type: Literal["TensorBoard", "WandB"]
-    """TensorBoard: event files in a folder. WandB: a run of Weights & Biases, the same for all attempts; its id is the uid of
-    the job."""
+    """Event files in a folder (TensorBoard), or a run of Weights & Biases (WandB). The run of Weights & Biases is the
+    same for all attempts; its id is the uid of the job."""
     uri: Uri | None = None
     """TensorBoard: folder for event files, with the formats of checkpoint.uri. Each job has its own subfolder."""
     project: _WandbName | None = None
@@ -115,18 +106,15 @@ def list_reserved_env(sinks: Sequence[Sink]) -> list[str]:
     return names
 
 
-def _build_env_rule(field: str) -> Rule:
-    """Return the rule that the variables of a field of `spec.pods` include none that the operator sets for the sinks."""
-    env = f"self.pods.{field}.env"
-    is_reserved = " || ".join(
-        f"(item.name in {[*names]} && {condition})" for names, condition in _ENV_CONDITIONS
-    )
+def _build_env_rule() -> Rule:
+    """Return the rule that the variables of `spec.pods` include none that the operator sets for the sinks."""
+    is_reserved = " || ".join(f"(name in {[*names]} && {condition})" for names, condition in _ENV_CONDITIONS)
     names = join_names([name for group, _ in _ENV_CONDITIONS for name in group])
     return Rule(
-        f"!has({_SINKS}) || !has(self.pods) || !has(self.pods.{field}) || !has({env}) || "
-        f"!{env}.exists(item, {_SINKS}.exists(s, {is_reserved}))",
-        f"the operator sets the variables of tracking.sinks, of {names}: remove them from pods.{field}.env",
-        f".pods.{field}.env",
+        f"!has({_SINKS}) || !has(self.pods) || "
+        f"!({list_env_names('all', 'train', 'evaluate')}).exists(name, {_SINKS}.exists(s, {is_reserved}))",
+        f"the operator sets {names} for tracking.sinks: remove them from pods",
+        ".pods",
     )
 
 
@@ -140,10 +128,10 @@ SINK_RULES = (
     Rule(
         f"!has({_SINKS}) || !{HAS_COMMAND} || "
         f"{_SINKS}.all(s, !has(s.uri) || (s.uri.matches('{_CLIENT_FOLDER}') && !s.uri.startsWith('/Volumes/')))",
-        "when trainer.command is set, the uri of a TensorBoard sink must be in s3:// or on a volume: TensorBoard's own writer, which "
-        "your command uses, loses events in other stores",
+        "when trainer.command is set, the uri of a TensorBoard sink must be in s3:// or on a volume: TensorBoard's own writer "
+        "loses events in other stores",
         ".tracking.sinks",
     ),
-    *(_build_env_rule(field) for field in ("all", "train", "evaluate")),
+    _build_env_rule(),
 )
 """Rules of FineTuneJobSpec."""

@@ -6,7 +6,17 @@ from typing import Annotated, Literal
 
 from pydantic import AwareDatetime, ConfigDict, Field
 
-from finetune_crds.base import FOLDER_FORMATS, ApiModel, Name, NonNegative, Rule, Uri, list_type_map, rules
+from finetune_crds.base import (
+    FOLDER_FORMATS,
+    ApiModel,
+    Name,
+    NonNegative,
+    Rule,
+    Uri,
+    join_names,
+    list_type_map,
+    rules,
+)
 
 # NB: the result of the prep pod, with the names and versions of all sources, must fit into a termination message.
 MAX_SOURCES = 16
@@ -15,36 +25,25 @@ SourceName = Annotated[str, Field(max_length=32, pattern=r"^[A-Za-z0-9]([A-Za-z0
 Time = Annotated[AwareDatetime, Field(json_schema_extra={"maxLength": 64})]
 
 _PATH = "^(/|(s3a?|gs)://[^/ ]+|abfss://[^/@ ]+@[^/@ ]+)"
-_HAS_NO_LOCATION = "!has(self.path) && !has(self.table) && !has(self.dataset)"
+_TABLE_TYPES = ["Delta", "Parquet", "InferenceTable"]
+_HAS_NO_HUB_FIELDS = "!has(self.dataset) && !has(self.config) && !has(self.split) && !has(self.revision)"
+_HAS_NO_LOCATION = f"!has(self.path) && !has(self.table) && {_HAS_NO_HUB_FIELDS}"
 _HAS_ONE_LOCATION = (
     "(self.type == 'Hub' ? has(self.dataset) && !has(self.path) && !has(self.table) "
-    ": !has(self.dataset) && (has(self.path) != has(self.table)))"
+    f": {_HAS_NO_HUB_FIELDS} && (has(self.path) != has(self.table)) && (!has(self.table) || self.type in {_TABLE_TYPES}))"
 )
-_LOCATION_MESSAGE = (
-    "type Hub requires dataset, {mix}and the other types require exactly one of path and table"
-)
+_LOCATION_MESSAGE = "type Hub requires dataset, and allows config, split and revision; {mix}the other types require path, or table instead for {table_types}"
+_ONE_VERSION = "!has(self.version) || !has(self.versionTime)"
 
 
-_LOCATION_RULES = (
-    Rule(f"!has(self.path) || self.path.matches('{_PATH}')", f"path must be {FOLDER_FORMATS}", ".path"),
-    Rule(
-        "!has(self.version) || !has(self.versionTime)", "set version or versionTime, not both", ".versionTime"
-    ),
+_PATH_RULE = Rule(
+    f"!has(self.path) || self.path.matches('{_PATH}')", f"path must be {FOLDER_FORMATS}", ".path"
 )
 _RULES = (
+    _PATH_RULE,
     Rule(
-        "!has(self.table) || self.type in ['Delta', 'Parquet', 'InferenceTable']",
-        "table can be set only when type is Delta, Parquet or InferenceTable: otherwise set path",
-        ".table",
-    ),
-    *_LOCATION_RULES,
-    Rule(
-        "self.type in ['Delta', 'InferenceTable'] || (!has(self.version) && !has(self.versionTime))",
-        "version and versionTime can be set only when type is Delta or InferenceTable",
-    ),
-    Rule(
-        "self.type == 'Hub' || (!has(self.config) && !has(self.split) && !has(self.revision))",
-        "config, split and revision can be set only when type is Hub",
+        f"self.type in ['Delta', 'InferenceTable'] ? {_ONE_VERSION} : !has(self.version) && !has(self.versionTime)",
+        "version and versionTime can be set only when type is Delta or InferenceTable, and only one of them",
     ),
 )
 
@@ -53,8 +52,8 @@ class TableLocation(ApiModel):
     """The location of a table."""
 
     path: Uri | None = None
-    """Folder or file: s3://bucket/folder, gs://bucket/folder, abfss://container@account.dfs.core.windows.net/folder, or an
-    absolute path on a volume of pods.prepare or pods.all."""
+    """Folder or file: s3://bucket/folder, gs://bucket/folder, abfss://container@account.dfs.core.windows.net/folder, or
+    a path on a volume of pods.prepare or pods.all."""
     table: Name | None = None
     """Name of a table in prepare.catalog: catalog.schema.table, or database.table in a Hive metastore."""
     version: NonNegative | None = None
@@ -92,15 +91,11 @@ class Feedback(TableLocation):
     model_config = ConfigDict(
         json_schema_extra=rules(
             ("has(self.path) != has(self.table)", "set exactly one of path and table"),
-            *_LOCATION_RULES,
+            _PATH_RULE,
+            (_ONE_VERSION, "set version or versionTime, not both", ".versionTime"),
             (
-                "has(self.ratingColumn) || has(self.correctionColumn)",
-                "set ratingColumn, correctionColumn, or both",
-            ),
-            (
-                "!has(self.minRating) || has(self.ratingColumn)",
-                "minRating can be set only when ratingColumn is set",
-                ".minRating",
+                "has(self.ratingColumn) || has(self.correctionColumn) && !has(self.minRating)",
+                "set ratingColumn, correctionColumn, or both; minRating requires ratingColumn",
             ),
         )
     )
@@ -109,23 +104,26 @@ class Feedback(TableLocation):
     """Column with the id of the request."""
     logged_id_column: Name | None = None
     """Column of the inference table with the same id, such as client_request_id. Default: databricks_request_id, or
-    request_id where the table has no such column."""
+    else request_id."""
     rating_column: Name | None = None
-    """Column that says whether the answer is good: as the label of KTO, or as a number when minRating is set."""
+    """Column that says whether the answer is good. It has the values of the label of KTO, or numbers when minRating is
+    set."""
     min_rating: float | None = None
     """Answers with this rating, or a higher one, are good."""
     correction_column: Name | None = None
     """Column with the corrected answer as text."""
     time_column: Name | None = None
-    """Column with the time of the feedback: the latest feedback on a request counts. Default: feedback on a request must
-    agree, otherwise the request is dropped."""
+    """Column with the time of the feedback: the latest feedback on a request counts. A request whose feedback does not
+    agree is otherwise dropped. Default: no column."""
 
 
 class NamedSource(SourceLocation):
     """A source with a name, in a list of sources."""
 
     model_config = ConfigDict(
-        json_schema_extra=rules((_HAS_ONE_LOCATION, _LOCATION_MESSAGE.format(mix="")), *_RULES)
+        json_schema_extra=rules(
+            (_HAS_ONE_LOCATION, _LOCATION_MESSAGE.format(mix="", table_types="Delta and Parquet")), *_RULES
+        )
     )
 
     name: SourceName
@@ -150,7 +148,9 @@ class Source(SourceLocation):
         json_schema_extra=rules(
             (
                 f"self.type == 'Mix' ? has(self.sources) && {_HAS_NO_LOCATION} : !has(self.sources) && {_HAS_ONE_LOCATION}",
-                _LOCATION_MESSAGE.format(mix="type Mix requires sources, "),
+                _LOCATION_MESSAGE.format(
+                    mix="type Mix requires sources; ", table_types=join_names(_TABLE_TYPES)
+                ),
             ),
             (
                 "(self.type == 'InferenceTable') == has(self.feedback)",
@@ -162,8 +162,8 @@ class Source(SourceLocation):
     )
 
     type: Literal["Delta", "Parquet", "JSONLines", "CSV", "Hub", "InferenceTable", "Mix"]
-    """Format of the corpus: a Delta table; Parquet, JSON lines or CSV files; a data set of the Hugging Face Hub; an inference
-    table of Databricks' AI Gateway; or a mix of several sources."""
+    """Format of the corpus: Hub is a data set of the Hugging Face Hub, InferenceTable a table of the AI Gateway of
+    Databricks, and Mix a mix of sources. Delta: a Delta table. Parquet, JSONLines, CSV: files."""
     feedback: Feedback | None = None
     """Feedback on the answers of an inference table."""
     sources: (

@@ -63,8 +63,8 @@ class Spark(ApiModel):
     )
 
     mode: Literal["Local", "Kubernetes", "SparkApplication", "Databricks"] = "Local"
-    """Where Spark runs. Local: in the prep pod. Kubernetes: in executor pods, driven by the prep pod. SparkApplication: in
-    pods of Kubeflow's spark-operator. Databricks: as a Databricks run."""
+    """Where Spark runs: in the prep pod (Local), in executor pods (Kubernetes), in pods of the spark-operator
+    (SparkApplication), or at Databricks (Databricks)."""
     executors: Positive | None = None
     """Number of executor pods. Default: 2."""
     executor_cores: Positive | None = None
@@ -74,7 +74,7 @@ class Spark(ApiModel):
     driver_memory: Quantity = "2Gi"
     """Heap of the driver, such as 2Gi."""
     conf: StringMap = Field(default_factory=dict)
-    """Other settings of Spark. Settings that load code or move the driver are not allowed."""
+    """Other settings of Spark, except those that load code or move the driver."""
     databricks: Databricks | None = None
     """The Databricks run."""
 

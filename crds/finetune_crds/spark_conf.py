@@ -10,23 +10,21 @@ import re
 from finetune_crds.base import Rule
 
 ALLOWED = (
-    "spark[.]sql[.](adaptive|files|json|csv|parquet|orc|optimizer|execution[.]arrow)[.].+",
-    "spark[.]sql[.](shuffle[.]partitions|autoBroadcastJoinThreshold|broadcastTimeout|caseSensitive|session[.]timeZone)",
-    "spark[.]databricks[.]delta[.].+",
-    "spark[.](shuffle|memory|network|rpc|task|speculation|locality|reducer|dynamicAllocation|eventLog)[.].+",
-    "spark[.](speculation|default[.]parallelism|log[.]level|driver[.]maxResultSize|io[.]compression[.].+)",
-    "spark[.](driver|executor)[.](memoryOverhead|memoryOverheadFactor)",
-    "spark[.]executor[.](heartbeatInterval|pyspark[.]memory)",
-    "spark[.]kubernetes[.]executor[.]limit[.]cores",
-    "spark[.]ui[.](enabled|port|showConsoleProgress)",
-    "spark[.]hadoop[.]fs[.](s3a|gs|azure)[.].+",
+    "sql[.](adaptive|files|json|csv|parquet|orc|optimizer|execution[.]arrow)[.].+",
+    "sql[.](shuffle[.]partitions|autoBroadcastJoinThreshold|broadcastTimeout|caseSensitive|session[.]timeZone)",
+    "databricks[.]delta[.].+",
+    "(shuffle|memory|network|rpc|task|speculation|locality|reducer|dynamicAllocation|eventLog)[.].+",
+    "(speculation|default[.]parallelism|log[.]level|driver[.]maxResultSize|io[.]compression[.].+)",
+    "(driver|executor)[.](memoryOverhead|memoryOverheadFactor)",
+    "executor[.](heartbeatInterval|pyspark[.]memory)",
+    "kubernetes[.]executor[.]limit[.]cores",
+    "ui[.](enabled|port|showConsoleProgress)",
+    "hadoop[.]fs[.](s3a|gs|azure)[.].+",
 )
-"""Regular expressions that match the whole name of a setting."""
-_ALLOWED_NAME = re.compile("|".join(ALLOWED))
-_ALLOWED_SETTINGS = (
-    "settings of execution (spark.sql.adaptive, spark.sql.shuffle, spark.sql.files, spark.memory, spark.shuffle, spark.network, "
-    "spark.databricks.delta and the like) and of stores (spark.hadoop.fs.s3a, fs.gs, fs.azure)"
-)
+"""Regular expressions that match the name of a setting after `spark.`."""
+_PATTERN = f"spark[.]({'|'.join(ALLOWED)})"
+_ALLOWED_NAME = re.compile(_PATTERN)
+_ALLOWED_SETTINGS = "settings of execution (such as spark.sql.adaptive, spark.sql.shuffle or spark.memory) and of stores (spark.hadoop.fs)"
 
 
 def refusal(conf: dict[str, str]) -> str | None:
@@ -37,9 +35,8 @@ def refusal(conf: dict[str, str]) -> str | None:
 
 def rule() -> Rule:
     """Return the rule of the settings, for the object that has them as `conf`."""
-    pattern = f"^({'|'.join(ALLOWED)})$"
     return Rule(
-        f"!has(self.conf) || self.conf.all(name, name.matches('{pattern}'))",
+        f"!has(self.conf) || self.conf.all(name, name.matches('^{_PATTERN}$'))",
         f"conf accepts only {_ALLOWED_SETTINGS}",
         ".conf",
     )

@@ -58,7 +58,7 @@ class DataStatus(ApiModel):
     digest: Digest | None = None
     """Digest of the preparation and of its sources. Tables with the same digest have the same rows."""
     written_by: Name | None = None
-    """The other FineTuneJob that wrote this version; absent if this job wrote it."""
+    """The other FineTuneJob that wrote this version. It is absent if this job wrote it."""
     source_version: NonNegative | None = None
     """Version of the Delta table that was read."""
     source_revision: Commit | None = None
@@ -97,7 +97,7 @@ class Progress(ApiModel):
     seconds_remaining: NonNegative | None = None
     """Estimated remaining time."""
     eta: str | None = None
-    """Estimated remaining time as text, such as 1h20m; absent while no training runs."""
+    """Estimated remaining time as text, such as 1h20m. It is absent while no training runs."""
     update_time: datetime | None = None
     """When the trainer last reported."""
 
@@ -116,7 +116,7 @@ class Nodes(ApiModel):
 
 
 class Resolved(ApiModel):
-    """Values that the spec left to the defaults of the chart, as they were when the job was accepted."""
+    """Values that the spec left to the defaults of the chart. They are those of the time when the job was accepted."""
 
     output: Uri | None = None
     """The Delta table that preparation writes."""
@@ -294,7 +294,7 @@ class FineTuneJobStatus(ApiModel):
     phase_time: datetime | None = None
     """When the job entered its phase. Pending begins with the creation of the job."""
     observed_generation: ObservedGeneration = UNSEEN
-    """Generation of the spec that this status describes. Default: -1, until the operator has seen the resource."""
+    """Generation of the spec that this status describes. It is -1 until the operator has seen the resource."""
     attempt: NonNegative | None = None
     """Number of the current training attempt, from 1."""
     restarts: NonNegative | None = None
@@ -302,21 +302,21 @@ class FineTuneJobStatus(ApiModel):
     idle_restarts: NonNegative | None = None
     """Consecutive restarts that were not counted and made no progress. Each restart waits longer."""
     no_progress_since: datetime | None = None
-    """End of the first of the consecutive attempts without progress whose restarts were not counted."""
+    """End of the first of the consecutive attempts without progress. Their restarts were not counted."""
     restart_time: datetime | None = None
-    """Earliest start of the current attempt; absent if it need not wait."""
+    """Earliest start of the current attempt. It is absent if it need not wait."""
     start_time: datetime | None = None
     """When the operator created the first child."""
     completion_time: datetime | None = None
     """When the job succeeded or failed."""
     suspend_time: datetime | None = None
-    """When the job was suspended; absent when it is not."""
+    """When the job was suspended. It is absent when it is not."""
     waiting_since: datetime | None = None
-    """Start of the current wait in a queue, for a node, or in suspension; absent while the job does not wait."""
+    """Start of the current wait in a queue, for a node, or in suspension. Absent while the job does not wait."""
     waiting_seconds: NonNegative | None = None
     """Total time of earlier waits. It is not included in runPolicy.activeDeadlineSeconds."""
     resolved: Resolved | None = None
-    """Values that the spec left to the defaults of the chart, as they were when the job was accepted."""
+    """Values that the spec left to the defaults of the chart. They are those of the time when the job was accepted."""
     jobs: JobUids | None = None
     """The uids of the current Jobs, by which the operator finds their pods."""
     databricks_run: DatabricksRunStatus | None = None

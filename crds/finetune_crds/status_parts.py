@@ -58,8 +58,8 @@ class Dropped(ApiModel):
     """The examples that one step of the preparation dropped."""
 
     step: StepName
-    """The step, named after its field of data.prepare: notNull, language, dedupe, maxTokens; or why an answer of an inference
-    table is no example, such as noFeedback."""
+    """The step, named after its field of data.prepare, or why an answer of an inference table is no example. For
+    example, notNull, language, dedupe, maxTokens; noFeedback."""
     rows: NonNegative
     """Number of examples."""
 
@@ -120,7 +120,7 @@ class DeviceStatus(ApiModel):
     type: Literal["GPU", "CPU"]
     """GPU or CPU."""
     count: NonNegative | None = None
-    """Number of GPUs of all pods; absent on CPUs."""
+    """Number of GPUs of all pods. It is absent on CPUs."""
     product: Annotated[str, Field(max_length=253)] | None = None
     """GPU model, from a label of the node or the pod's nodeSelector."""
     summary: str | None = None
@@ -160,7 +160,7 @@ class JobUsage(ApiModel):
     gpu_seconds: NonNegative
     """Running seconds times GPUs, over all pods."""
     counted_until: datetime | None = None
-    """Time up to which the Job's pods are counted; absent for `earlier`."""
+    """Time up to which the Job's pods are counted. It is absent for `earlier`."""
 
 
 class Usage(ApiModel):
@@ -193,7 +193,7 @@ class DatabricksRunStatus(ApiModel):
     state: RunState
     """State of the run, as one word."""
     run_id: Annotated[str, Field(max_length=32)] | None = None
-    """Id of the run in the workspace; absent until the run is submitted."""
+    """Id of the run in the workspace. It is absent until the run is submitted."""
     url: Uri | None = None
     """Page of the run in the workspace."""
 

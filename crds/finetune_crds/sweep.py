@@ -39,14 +39,8 @@ class SweepRange(ApiModel):
         json_schema_extra=rules(
             ("self.min < self.max", "min must be below max", ".min"),
             (
-                "!has(self.scale) || self.scale != 'Log' || self.min > 0.0",
-                "min must be above 0 when scale is Log",
-                ".min",
-            ),
-            (
-                "!has(self.scale) || self.scale != 'Log' || !has(self.step) || self.step > 1.0",
-                "step must be above 1 when scale is Log: it is a factor",
-                ".step",
+                "!has(self.scale) || self.scale != 'Log' || self.min > 0.0 && (!has(self.step) || self.step > 1.0)",
+                "when scale is Log, min must be above 0, and step, which is a factor, above 1",
             ),
         )
     )
@@ -56,10 +50,11 @@ class SweepRange(ApiModel):
     max: float
     """Highest value."""
     scale: Annotated[Literal["Linear", "Log"], Field(json_schema_extra=OPERATOR_DEFAULT)] = "Linear"
-    """Linear: values are drawn evenly. Log: their logarithms are, for example for learning rates."""
+    """Draw values evenly (Linear), or their logarithms (Log), for example for learning rates."""
     step: Annotated[float, Field(gt=0)] | None = None
-    """Only the values min, min + step, min + 2 step and so on up to max; with scale Log, min, min x step, min x step x step and
-    so on. Required when algorithm is Grid. Default: any value; for a field of whole numbers, every whole number."""
+    """Only the values min, min + step, min + 2 step and so on up to max; required when algorithm is Grid. With scale
+    Log: min, min x step, min x step x step and so on. Default: any value; for a field of whole numbers, every whole
+    number."""
 
 
 class SweepParameter(ApiModel):
@@ -71,8 +66,7 @@ class SweepParameter(ApiModel):
     )
 
     field: FieldPath
-    """Path of the field below spec, such as training.learningRate or method.lora.rank. Also a part with several fields, such
-    as method."""
+    """Path of a field or a part below spec, such as training.learningRate or method."""
     values: (
         Annotated[
             list[Any],
@@ -84,7 +78,7 @@ class SweepParameter(ApiModel):
         ]
         | None
     ) = None
-    """The values to choose from, of the type of the field. Set either values or range."""
+    """The values to choose from, of the type of the field, instead of range."""
     range: SweepRange | None = None
     """The interval to choose from."""
 
@@ -100,19 +94,13 @@ class Sweep(ApiModel):
                 ".parameters",
             ),
             (
-                "has(self.trials) == (self.algorithm != 'Grid')",
-                "trials is required unless algorithm is Grid, which tries every combination",
-                ".trials",
+                "has(self.trials) == (self.algorithm != 'Grid') && has(self.rungs) == (self.algorithm == 'ASHA')",
+                "trials is required unless algorithm is Grid, and rungs is required when algorithm is ASHA: set neither of them otherwise",
             ),
             (
                 "self.algorithm != 'Grid' || self.parameters.all(item, !has(item.range) || has(item.range.step))",
                 "each range requires a step when algorithm is Grid",
                 ".parameters",
-            ),
-            (
-                "has(self.rungs) == (self.algorithm == 'ASHA')",
-                "rungs is required when algorithm is ASHA, and must not be set otherwise",
-                ".rungs",
             ),
         )
     )
@@ -120,9 +108,9 @@ class Sweep(ApiModel):
     parameters: Annotated[list[SweepParameter], Field(min_length=1, max_length=MAX_PARAMETERS)]
     """The fields that differ among the trials. Grid changes the last one fastest."""
     algorithm: Literal["Grid", "Random", "TPE", "ASHA"]
-    """Grid: every combination of values, at most 100. Random: as many combinations as trials, drawn at random. TPE: as many,
-    chosen by Optuna's tree-structured Parzen estimator from the results of earlier trials. ASHA: as many as Random; each trial
-    is suspended at a rung, and resumes if it is among the best third there."""
+    """The combinations of values to try: all of them, at most 100 (Grid), random ones (Random and ASHA), or those that
+    an estimator chooses from earlier results (TPE). TPE: the tree-structured Parzen estimator of Optuna. ASHA: each
+    trial is suspended at a rung, and resumes if it is among the best third there."""
     trials: Annotated[int, Field(ge=1, le=MAX_TRIALS)] | None = None
     """Number of trials; required unless algorithm is Grid."""
     parallel: Annotated[int, Field(ge=1, le=MAX_TRIALS)] = 1
@@ -133,12 +121,12 @@ class Sweep(ApiModel):
     ) = None
     """ASHA: the optimizer steps at which trials are compared, such as [100, 300, 900]; all before the last step."""
     metric: Literal["eval_loss", "eval_reward_accuracy"] = "eval_loss"
-    """The metric of the validation split that compares trials. eval_loss: the lowest loss is the best. eval_reward_accuracy: the
-    highest share of pairs whose chosen answer is ranked higher."""
+    """The metric of the validation split that compares trials: the lowest eval_loss is the best, or the highest
+    eval_reward_accuracy. The latter is the share of pairs whose chosen answer is ranked higher."""
     seed: NonNegative = 42
     """Seed of the values that Random and TPE draw."""
     max_failed_trials: NonNegative = 3
-    """Maximum number of trials that may fail; if more fail, the job fails and the other trials stop."""
+    """Maximum number of failed trials; one more fails the job. The other trials then stop."""
 
 
 class Rung(ApiModel):
@@ -191,8 +179,8 @@ _NAMES_VERSION = "matches('@v[0-9]+$')"
 SWEEP_RULES = (
     Rule(
         f"!{_HAS_SWEEP} || !{HAS_COMMAND}",
-        "sweep must not be set when trainer.command is set: the best model could not be registered from the checkpoint of its trial. Let "
-        "your command try the values, for example with optuna",
+        "sweep must not be set when trainer.command is set: let your command "
+        "try the values, for example with optuna",
         ".sweep",
     ),
     Rule(

@@ -21,16 +21,9 @@ class Tracking(ApiModel):
     model_config = ConfigDict(
         json_schema_extra=rules(
             (
-                "!has(self.uri) || self.uri != 'databricks' || !has(self.registryUri) || "
-                "self.registryUri == 'databricks-uc'",
-                "tracking.uri databricks requires tracking.registryUri databricks-uc",
-                ".registryUri",
-            ),
-            (
-                "!has(self.registryUri) || self.registryUri != 'databricks-uc' || !has(self.uri) || "
-                "self.uri == 'databricks'",
-                "tracking.registryUri databricks-uc requires tracking.uri databricks",
-                ".uri",
+                "!has(self.uri) || !has(self.registryUri) || "
+                "(self.uri == 'databricks') == (self.registryUri == 'databricks-uc')",
+                "tracking.uri databricks and tracking.registryUri databricks-uc require each other",
             ),
         )
     )
@@ -49,8 +42,8 @@ class Tracking(ApiModel):
     tags: Tags = Field(default_factory=dict)
     """Tags of the run."""
     secret_ref: LocalReference | None = None
-    """Secret with MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD. For Databricks:
-    DATABRICKS_HOST, and DATABRICKS_TOKEN or both DATABRICKS_CLIENT_ID and DATABRICKS_CLIENT_SECRET. The pods use it too,
+    """Secret with MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD; for Databricks,
+    DATABRICKS_HOST, and DATABRICKS_TOKEN or DATABRICKS_CLIENT_ID and DATABRICKS_CLIENT_SECRET. The pods use it too,
     unless trainerSecretRef is set."""
     trainer_secret_ref: LocalReference | None = None
     """Secret that the pods use instead of secretRef. Its credentials need only to write the run and to create a model
@@ -58,8 +51,8 @@ class Tracking(ApiModel):
     system_metrics: bool = False
     """Log CPU, memory and GPU metrics of each rank, every 10 s. A WandB sink logs those of the first pod."""
     sinks: Sinks = Field(default_factory=list)
-    """Trackers besides MLflow. They get the metrics of the built-in training and evaluation; your own command gets their
-    variables. A sink that fails never stops a job."""
+    """Trackers besides MLflow; one that fails never stops a job. They get the metrics of the built-in training and
+    evaluation; your own command gets their variables."""
 
     @property
     def secret_of_pods(self) -> LocalReference | None:
@@ -82,9 +75,9 @@ class Register(ApiModel):
     signature: bool = True
     """Store the model's input and output signature with the version."""
     upload: Upload | None = None
-    """Upload of the model's files. Proxy: through the MLflow server. Direct: large files go to its object store, at
-    addresses that the server signs; the pods need access to the store. Default: Direct for files above 500 MiB if the server
-    supports it."""
+    """Upload of the files of the model through the MLflow server (Proxy), or of large files straight to its store,
+    which the pods must reach (Direct). Direct uses addresses that the server signs. Default: Direct for files above 500
+    MiB if the server supports it."""
 
 
 def _build_databricks_rule(condition: str, message: str, field: str) -> tuple[str, str, str]:
@@ -94,26 +87,16 @@ def _build_databricks_rule(condition: str, message: str, field: str) -> tuple[st
 
 MLFLOW_RULES = (
     _build_databricks_rule(
-        "!has(self.register) || (has(self.register.model) && "
-        "self.register.model.matches('^[^./ ]+[.][^./ ]+[.][^./ ]+$'))",
-        "register.model must be catalog.schema.name for a model in Unity Catalog",
-        ".register.model",
-    ),
-    _build_databricks_rule(
-        "!has(self.register) || !has(self.register.signature) || self.register.signature",
-        "register.signature must be true for a model in Unity Catalog",
-        ".register.signature",
+        "!has(self.register) || has(self.register.model) && self.register.model.matches('^[^./ ]+[.][^./ ]+[.][^./ ]+$') && "
+        "(!has(self.register.signature) || self.register.signature) && !has(self.register.upload)",
+        "a model in Unity Catalog requires register.model catalog.schema.name, register.signature true, and no register.upload",
+        ".register",
     ),
     _build_databricks_rule(
         "!has(self.register) || !has(self.register.tags) || "
         f"self.register.tags.all(key, !key.matches('{NOT_IN_UNITY_TAGS}'))",
         f"{UNITY_TAGS_MESSAGE}: rename the tag",
         ".register.tags",
-    ),
-    _build_databricks_rule(
-        "!has(self.register) || !has(self.register.upload)",
-        "register.upload must not be set for a model in a Databricks workspace: files go straight to its store",
-        ".register.upload",
     ),
     _build_databricks_rule(
         "!has(self.tracking.experiment) || self.tracking.experiment.startsWith('/')",

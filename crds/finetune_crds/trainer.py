@@ -35,4 +35,4 @@ class Trainer(ApiModel):
     dependencies: Dependencies = Field(default_factory=list)
     """Packages of your command, as pip requirements such as datasets>=3. Each pod installs what its image lacks."""
     parameters: Parameters = Field(default_factory=dict)
-    """Parameters of the command, of any JSON type. The command reads them from the YAML file HYPERPARAMETERS_PATH."""
+    """Parameters of the command, of any JSON type, in the YAML file HYPERPARAMETERS_PATH."""

@@ -34,18 +34,16 @@ SOFT_PROMPT_METHODS = ("PrefixTuning", "PromptTuning")  # train virtual tokens
 _LOW_RANK_LIST = str([*LOW_RANK_METHODS])
 _SOFT_PROMPT_LIST = str([*SOFT_PROMPT_METHODS])
 DEFAULT_WARMUP_RATIO = 0.03
-NEW_TOKENS_MESSAGES = {
-    f"!(self.method.type in {_SOFT_PROMPT_LIST})": (
-        "model.newTokens requires method.type Full, LoRA, QLoRA or DoRA: virtual tokens train no embedding"
-    ),
-    f"!(self.method.type in {_LOW_RANK_LIST}) || (has(self.method.export) && self.method.export == 'Merged')": (
-        "model.newTokens requires method.export Merged when an adapter is trained: the base has no rows for the new tokens"
-    ),
-    "self.objective.type != 'Distillation'": (
-        "model.newTokens must not be set when objective.type is Distillation: the teacher has no rows for the new tokens"
-    ),
-}
-"""Messages of the rules of a spec with new tokens, by the CEL condition of the rule."""
+NEW_TOKENS_CONDITION = (
+    f"self.objective.type != 'Distillation' && (self.method.type == 'Full' || self.method.type in {_LOW_RANK_LIST} && "
+    "has(self.method.export) && self.method.export == 'Merged')"
+)
+"""CEL condition of a spec with new tokens."""
+NEW_TOKENS_MESSAGE = (
+    "model.newTokens requires method.type Full, or LoRA, QLoRA or DoRA with method.export Merged, and an objective.type other than "
+    "Distillation"
+)
+"""Message of the rule of NEW_TOKENS_CONDITION."""
 
 _PISSA_TYPE_MESSAGE = "lora.init PiSSA requires type LoRA: it changes the frozen weights, which QLoRA quantizes and DoRA normalizes"
 """Message of the rule that PiSSA requires method LoRA."""
@@ -63,7 +61,7 @@ class ModelCache(ApiModel):
     """A volume for downloaded models."""
 
     claim_name: ObjectName
-    """PersistentVolumeClaim. Its access mode must be ReadWriteMany if a job has pods on several nodes."""
+    """PersistentVolumeClaim, of access mode ReadWriteMany if a job has pods on several nodes."""
 
 
 class Model(ApiModel):
@@ -86,13 +84,13 @@ class Model(ApiModel):
 
     base: Uri
     """Hub id (org/name), absolute path on a volume, folder of an object store (s3://, gs://, abfss://), or
-    models:/name@alias; when tracking.uri is databricks, also a folder in a volume of Unity Catalog
+    models:/name@alias. When tracking.uri is databricks, also a folder in a volume of Unity Catalog
     (/Volumes/catalog/schema/volume)."""
     revision: Name | None = None
     """Git revision of a Hub model."""
     adapter: Literal["Merge", "Continue"] = "Merge"
-    """Use of a base that is an adapter. Merge: the adapter is merged into its own base, and training starts from the merged
-    model. Continue: the adapter itself is trained further."""
+    """A base that is an adapter is merged into its own base before the training (Merge), or trained further itself
+    (Continue)."""
     new_tokens: Annotated[
         list[Annotated[str, Field(min_length=1, max_length=64)]],
         Field(max_length=64, json_schema_extra=LIST_TYPE_SET),
@@ -136,11 +134,11 @@ class Lora(ApiModel):
     )
     """Names of the layers to adapt, such as q_proj. Default: every linear layer except the output."""
     scaling: Literal["Standard", "RankStabilized"] = "Standard"
-    """Standard: the update is multiplied by alpha / rank. RankStabilized: by alpha / sqrt(rank) (arXiv:2312.03732)."""
+    """Factor of the update: alpha / rank (Standard), or alpha / sqrt(rank) (RankStabilized, arXiv:2312.03732)."""
     init: Literal["Default", "PiSSA"] = "Default"
-    """Initial update. `Default`: zero. `PiSSA` (arXiv:2404.02948): the principal part of each weight, subtracted from the
-    frozen weight. The registered adapter fits the unchanged base, with twice the rank. Requires type LoRA and rank 512 or
-    less."""
+    """Initial update: zero (Default), or the principal part of each weight (PiSSA, arXiv:2404.02948), for type LoRA and
+    a rank of at most 512. PiSSA subtracts this part from the frozen weight. The registered adapter fits the unchanged
+    base, with twice the rank."""
     bias: Literal["All", "LoraOnly"] | None = None
     """Biases of the base to train too: all, or only the biases of adapted layers. Default: no biases."""
     modules_to_save: Annotated[list[Name], Field(max_length=16, json_schema_extra=LIST_TYPE_SET)] = Field(
@@ -174,24 +172,15 @@ class Method(ApiModel):
     model_config = ConfigDict(
         json_schema_extra=rules(
             (
-                f"!has(self.lora) || self.type in {_LOW_RANK_LIST}",
-                "lora can be set only when type is LoRA, QLoRA or DoRA",
-                ".lora",
+                f"(!has(self.lora) || self.type in {_LOW_RANK_LIST}) && (!has(self.quantization) || self.type == 'QLoRA') && "
+                f"(!has(self.softPrompt) || self.type in {_SOFT_PROMPT_LIST})",
+                "set only the parameters of the type: lora for LoRA, QLoRA and DoRA, quantization for QLoRA, softPrompt for PrefixTuning "
+                "and PromptTuning",
             ),
             (
                 "!has(self.lora) || !has(self.lora.init) || self.lora.init != 'PiSSA' || self.type == 'LoRA'",
                 _PISSA_TYPE_MESSAGE,
                 ".lora.init",
-            ),
-            (
-                "!has(self.quantization) || self.type == 'QLoRA'",
-                "quantization can be set only when type is QLoRA",
-                ".quantization",
-            ),
-            (
-                f"!has(self.softPrompt) || self.type in {_SOFT_PROMPT_LIST}",
-                "softPrompt can be set only when type is PrefixTuning or PromptTuning",
-                ".softPrompt",
             ),
             (
                 f"!has(self.export) || self.export == 'Adapter' || self.type in {_LOW_RANK_LIST}",
@@ -215,8 +204,8 @@ class Method(ApiModel):
     soft_prompt: SoftPrompt | None = None
     """Parameters of PrefixTuning and PromptTuning."""
     export: Literal["Adapter", "Merged"] | None = None
-    """Model to register. Adapter: the adapter alone. Merged: the base with the adapter merged into it. Default: Adapter, if
-    the type trains an adapter."""
+    """Model to register: the adapter alone (Adapter), or the base with the adapter merged into it (Merged). Default:
+    Adapter, if the type trains an adapter."""
 
 
 class EarlyStopping(ApiModel):
@@ -233,16 +222,10 @@ class Training(ApiModel):
 
     model_config = ConfigDict(
         json_schema_extra=rules(
-            ("!(has(self.epochs) && has(self.maxSteps))", "set epochs or maxSteps, not both", ".maxSteps"),
             (
-                "!(has(self.warmupSteps) && has(self.warmupRatio))",
-                "set warmupSteps or warmupRatio, not both",
-                ".warmupRatio",
-            ),
-            (
+                "!(has(self.epochs) && has(self.maxSteps)) && !(has(self.warmupSteps) && has(self.warmupRatio)) && "
                 "!(has(self.decaySteps) && has(self.decayRatio))",
-                "set decaySteps or decayRatio, not both",
-                ".decayRatio",
+                "set epochs or maxSteps, warmupSteps or warmupRatio, and decaySteps or decayRatio, not both",
             ),
             (
                 "self.scheduler == 'WSD' || (!has(self.decaySteps) && !has(self.decayRatio))",
@@ -261,24 +244,15 @@ class Training(ApiModel):
                 ".decaySteps",
             ),
             (
-                "!has(self.minLearningRate) || self.scheduler != 'Constant'",
-                "minLearningRate requires a learning rate that decreases: set scheduler to Linear, Cosine or WSD",
+                "!has(self.minLearningRate) || self.scheduler != 'Constant' && "
+                "(!has(self.learningRate) || self.minLearningRate < self.learningRate)",
+                "minLearningRate must be below learningRate, and requires scheduler Linear, Cosine or WSD",
                 ".minLearningRate",
             ),
             (
-                "!has(self.minLearningRate) || !has(self.learningRate) || self.minLearningRate < self.learningRate",
-                "minLearningRate must be below learningRate: lower minLearningRate",
-                ".minLearningRate",
-            ),
-            (
-                "!has(self.earlyStopping) || has(self.evalEverySteps)",
-                "earlyStopping requires evaluations during training: set training.evalEverySteps",
-                ".earlyStopping",
-            ),
-            (
-                "!has(self.select) || self.select == 'Last' || has(self.evalEverySteps)",
-                "select Best requires evaluations during training: set training.evalEverySteps",
-                ".select",
+                "has(self.evalEverySteps) || !has(self.earlyStopping) && (!has(self.select) || self.select == 'Last')",
+                "earlyStopping and select Best require evaluations during training: set training.evalEverySteps",
+                ".evalEverySteps",
             ),
             (
                 "self.optimizer.weights == 'FP32' || self.precision == 'BF16'",
@@ -294,7 +268,7 @@ class Training(ApiModel):
     max_steps: Positive | None = None
     """Optimizer steps."""
     per_device_batch_size: Positive = 4
-    """Sequences per rank in one forward pass. With packing: packs of maxLength tokens."""
+    """Sequences per rank in one forward pass; with packing, packs of maxLength tokens."""
     per_device_eval_batch_size: Positive | None = None
     """Sequences per rank in one evaluation pass. Default: perDeviceBatchSize."""
     gradient_accumulation: Positive = 1
@@ -304,8 +278,8 @@ class Training(ApiModel):
     min_learning_rate: Annotated[Annotated[float, Field(ge=0, le=10)] | None, NONE_FOR_ZERO] = None
     """Final learning rate, below learningRate. Default: 0."""
     scheduler: Scheduler = "Cosine"
-    """Decrease of the learning rate after the warm-up. WSD: the rate is constant, and decreases at the end of the run, as 1
-    - sqrt(elapsed share of the decay)."""
+    """Decrease of the learning rate after the warm-up; WSD decreases it only at the end of the run. WSD: the rate is
+    constant, and then decreases as 1 - sqrt(elapsed share of the decay)."""
     warmup_steps: NonNegative | None = None
     """Steps until the learning rate reaches its peak."""
     warmup_ratio: Fraction | None = None
@@ -313,10 +287,11 @@ class Training(ApiModel):
     decay_steps: Positive | None = None
     """WSD: steps at the end of the run in which the learning rate decreases."""
     decay_ratio: Annotated[float, Field(gt=0, le=1)] | None = None
-    """WSD: the decay as a share of all steps, at most the share after the warm-up. Default: 0.1 if decaySteps is not set."""
+    """WSD: the decay as a share of all steps. It is at most the share after the warm-up. Default: 0.1 if decaySteps is
+    not set."""
     neftune_alpha: Annotated[Annotated[float, Field(ge=0, le=100)] | None, NONE_FOR_ZERO] = None
-    """NEFTune (arXiv:2310.05914): in training, add noise of up to alpha / sqrt(tokens of the example x width) to each number
-    of an embedding. Default: no noise."""
+    """NEFTune (arXiv:2310.05914): noise on the embeddings in training. Each number of an embedding gets noise of up to
+    alpha / sqrt(tokens of the example x width). Default: no noise."""
     weight_decay: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Weight decay of the optimizer."""
     optimizer: Optimizer = Field(default_factory=Optimizer)
@@ -324,11 +299,11 @@ class Training(ApiModel):
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     """Gradients are clipped to this norm."""
     max_skipped_steps: NonNegative = 10
-    """Maximum number of steps in the run with infinite or NaN gradients. Such a step is skipped; one more than the maximum
-    fails the attempt. FP16: steps that a smaller loss scale can correct are not counted."""
+    """Maximum number of skipped steps, with infinite or NaN gradients: one more fails the attempt. The maximum is for
+    the whole run. FP16: steps that a smaller loss scale can correct are not counted."""
     max_length: Annotated[int, Field(ge=8)] = 2048
-    """Maximum tokens in a sequence or a pack. DPO, KTO, ORPO, SimPO: in each of an example's two documents; a pack has twice
-    this limit."""
+    """Maximum tokens in a sequence or a pack; for DPO, KTO, ORPO and SimPO, in each of the two documents of an example.
+    A pack of these objectives has twice this limit."""
     truncation: Literal["Drop", "Truncate", "Fail"] = "Drop"
     """Treatment of examples that are longer than maxLength. Dropped and truncated examples are counted and reported."""
     packing: bool = True
@@ -337,7 +312,7 @@ class Training(ApiModel):
     """Precision of the forward and backward passes. Gradients are reduced, and trained weights are stored, in FP32. FP16:
     for GPUs without BF16; the loss is scaled, and a step that overflows is skipped and lowers the scale."""
     activation_checkpointing: Literal["None", "Selective", "Full", "Auto"] = "None"
-    """Recompute activations in the backward pass to save memory. Auto: only as much as a memory estimate requires."""
+    """Recompute activations in the backward pass to save memory; Auto: only as much as a memory estimate requires."""
     compile: bool = False
     """Compile each layer with torch.compile."""
     seed: NonNegative = 42
@@ -351,8 +326,8 @@ class Training(ApiModel):
     select: Literal["Last", "Best"] = "Last"
     """Checkpoint to register: the last one, or the one with the lowest evaluation loss."""
     monitor: Literal["Loss", "Accuracy"] | None = None
-    """Number of an evaluation by which earlyStopping and select Best decide. Accuracy: share of pairs whose chosen answer is
-    ranked higher, instead of the loss; minDelta is then a share. Default: Loss."""
+    """Number by which earlyStopping and select Best decide: the loss, or the share of pairs whose chosen answer is
+    ranked higher (Accuracy). With Accuracy, minDelta is a share. Default: Loss."""
 
     def warmup_of(self, max_steps: int) -> int:
         """Return the number of warm-up steps in a run of `max_steps` steps."""

@@ -115,7 +115,7 @@ def name_of(number: int) -> str:
 
 
 def test_a_new_one_is_refused(api: Api, older: str) -> None:
-    with refused("serving.databricks.endpoint was replaced by serving.endpoint"):
+    with refused("spec.serving.databricks.endpoint: Invalid value: replaced by serving.endpoint"):
         api.create(of_older("new", older))
 
 

@@ -69,7 +69,7 @@ def test_a_recipe_that_contradicts_itself_is_refused_before_any_rank_starts(pod:
         64,
         PodError(
             reason="RecipeRefused",
-            message="method.softPrompt: softPrompt can be set only when type is PrefixTuning or PromptTuning",
+            message="method: set only the parameters of the type: lora for LoRA, QLoRA and DoRA, quantization for QLoRA, softPrompt for PrefixTuning and PromptTuning",
         ),
     )
     assert "evaluation" not in outcome.output

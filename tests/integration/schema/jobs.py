@@ -15,11 +15,8 @@ NO_PACKS: Json = {"packing": False}
 UNITY: Json = {"type": "UnityCatalog", "unityCatalog": {"uri": "http://unity:8080"}}
 AT_DATABRICKS: Json = {"uri": "databricks", "registryUri": "databricks-uc"}
 MODEL: Json = {"model": "main.llm.support"}
-IN_DBFS = "the training pods cannot reach DBFS: use a volume of Unity Catalog, or object storage"
-NO_LOGIN = (
-    "a folder in /Volumes requires the Databricks login of spec.tracking: set tracking.uri to databricks, or use the "
-    "object storage behind the volume"
-)
+IN_DBFS = "or an absolute path on a volume; pods cannot reach DBFS"
+NO_LOGIN = "data.splits.type Tables, and a folder in /Volumes as output.uri, checkpoint.uri or checkpoint.resumeFrom.uri, require the Databricks login of spec.tracking: set tracking.uri to databricks"
 
 
 def prepared(columns: Json | None = None, **fields: Any) -> Json:

@@ -77,13 +77,11 @@ def saved(train: str, **tables: str) -> Json:
 REFUSED: dict[str, tuple[Json, str]] = {
     "a source in a store that cannot be read": (
         source(type="Delta", path="wasbs://c@a.blob.core.windows.net/corpus"),
-        "path must be s3://bucket/folder, gs://bucket/folder, abfss://container@account.dfs.core.windows.net/folder, or an absolute "
-        "path",
+        "path must be s3://bucket/folder, gs://bucket/folder, abfss://container@host/folder, or an absolute path",
     ),
     "an output that training cannot read": (
         job(data=prepared(output="hdfs://splits/support")),
-        "output must be s3://bucket/folder, gs://bucket/folder, abfss://container@account.dfs.core.windows.net/folder, or an absolute "
-        "path",
+        "output must be s3://bucket/folder, gs://bucket/folder, abfss://container@host/folder, or an absolute path",
     ),
     "a catalog, and no table": (
         job(data=prepared(catalog=UNITY)),
@@ -136,7 +134,7 @@ REFUSED: dict[str, tuple[Json, str]] = {
     ),
     "a catalog without its server": (
         job(data=prepared(catalog={"type": "UnityCatalog"}) | {"source": NAMED}),
-        "unityCatalog is required when type is UnityCatalog, and forbidden otherwise",
+        "type UnityCatalog requires unityCatalog",
     ),
     "a password in the address of a catalog": (
         job(
@@ -188,7 +186,7 @@ REFUSED: dict[str, tuple[Json, str]] = {
                 "no workspace",
                 {},
                 {},
-                "data.splits.type Tables requires the Databricks login of spec.tracking, which reads the tables",
+                "data.splits.type Tables, and a folder in /Volumes as output.uri, checkpoint.uri or checkpoint.resumeFrom.uri, require the Databricks login of spec.tracking: set tracking.uri to databricks",
             ),
         )
     },
@@ -210,7 +208,7 @@ REFUSED: dict[str, tuple[Json, str]] = {
     ),
     "weights of a text's messages": (
         job(data=prepared(columns={"type": "Text", "messageWeight": "train"})),
-        "messageWeight can be set only when type is Messages",
+        "messageWeight, messages and tools can be set only when type is Messages",
     ),
     "a template of conversations": (
         job(data=prepared(columns={"type": "Messages", "messages": "m"}, promptTemplate="{m}")),
@@ -222,7 +220,7 @@ REFUSED: dict[str, tuple[Json, str]] = {
             (
                 "a table of files",
                 {"type": "CSV", "table": "a.b"},
-                "table can be set only when type is Delta, Parquet or InferenceTable: otherwise set path",
+                "the other types require path, or table instead for Delta, Parquet and InferenceTable",
             ),
             (
                 "a version of files",
@@ -237,7 +235,7 @@ REFUSED: dict[str, tuple[Json, str]] = {
             (
                 "two versions",
                 {"type": "Delta", "path": "/a", "version": 1, "versionTime": "2026-11-01T00:00:00Z"},
-                "set version or versionTime, not both",
+                "can be set only when type is Delta or InferenceTable, and only one of them",
             ),
             (
                 "a time that is none",
@@ -248,7 +246,7 @@ REFUSED: dict[str, tuple[Json, str]] = {
             (
                 "a split of files",
                 {"type": "JSONLines", "path": "/a", "split": "train"},
-                "config, split and revision can be set only when type is Hub",
+                "type Hub requires dataset, and allows config, split and revision",
             ),
         )
     },
@@ -294,18 +292,17 @@ REFUSED: dict[str, tuple[Json, str]] = {
     ),
     "columns of duplicates that stay": (
         job(data=prepared(dedupe={"exact": False, "columns": ["a"]})),
-        "dedupe.columns requires dedupe.exact true",
+        "dedupe.columns and dedupe.near require dedupe.exact true, and must not both be set",
     ),
     "the prompt of a text": (
         job(data=prepared(minPromptChars=1)),
         (
-            "prepare.minPromptChars and maxPromptChars can be set only when columns.type is PromptResponse, Preference or "
-            "Unpaired"
+            "prepare.minPromptChars, maxPromptChars and conversation can be set only when columns.type is PromptResponse, Preference or Unpaired"
         ),
     ),
     "turns of a text": (
         job(data=prepared(conversation={})),
-        "prepare.conversation can be set only when columns.type is PromptResponse, Preference or Unpaired",
+        "prepare.minPromptChars, maxPromptChars and conversation can be set only when columns.type is PromptResponse, Preference or Unpaired",
     ),
     "texts that no chat template renders": (
         job(data=prepared(onTemplateError="Drop")),
@@ -313,11 +310,11 @@ REFUSED: dict[str, tuple[Json, str]] = {
     ),
     "Jinja without a template": (
         job(data=prepared(templateSyntax="Jinja")),
-        "templateSyntax Jinja requires promptTemplate",
+        "responseTemplate and templateSyntax Jinja require promptTemplate",
     ),
     "tools of a text": (
         job(data=prepared(columns={"type": "Text", "tools": "t"})),
-        "tools can be set only when type is Messages",
+        "messageWeight, messages and tools can be set only when type is Messages",
     ),
     "limits of the prompt in the wrong order": (
         job(data=without_columns(minPromptChars=3, maxPromptChars=2)),
@@ -369,7 +366,7 @@ REFUSED: dict[str, tuple[Json, str]] = {
                 spark={"conf": {"spark.sql.adaptive.enabled": "true", "spark.jars": "s3://a/b.jar"}}
             )
         ),
-        "conf accepts only settings of execution (spark.sql.adaptive",
+        "conf accepts only settings of execution (such as spark.sql.adaptive",
     ),
     "output over the source": (
         job(data=prepared(output="/data/corpus")),

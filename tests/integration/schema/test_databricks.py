@@ -22,33 +22,33 @@ from support.api import Api
 from support.refusals import refused
 
 Json = dict[str, Any]
-IN_WORKSPACE = "data.prepare.output must not be in a Databricks workspace: the training pods cannot read it"
+IN_WORKSPACE = "output must not be in a Databricks workspace: the training pods cannot read it"
 
 
 REFUSED: dict[str, tuple[Json, str]] = {
     "a run in a workspace, a model elsewhere": (
         registered(tracking=AT_DATABRICKS | {"registryUri": "http://m"}),
-        "tracking.uri databricks requires tracking.registryUri databricks-uc",
+        "tracking.uri databricks and tracking.registryUri databricks-uc require each other",
     ),
     "a model in Unity Catalog, a run elsewhere": (
         registered(tracking=AT_DATABRICKS | {"uri": "http://m"}),
-        "tracking.registryUri databricks-uc requires tracking.uri databricks",
+        "tracking.uri databricks and tracking.registryUri databricks-uc require each other",
     ),
     "one name in Unity Catalog": (
         registered(register={"model": "support"}),
-        "register.model must be catalog.schema.name for a model in Unity Catalog",
+        "a model in Unity Catalog requires register.model catalog.schema.name, register.signature true, and no register.upload",
     ),
     "the name of the job in Unity Catalog": (
         registered(register={}),
-        "register.model must be catalog.schema.name for a model in Unity Catalog",
+        "a model in Unity Catalog requires register.model catalog.schema.name, register.signature true, and no register.upload",
     ),
     "a way of upload to Unity Catalog": (
         registered(register=MODEL | {"upload": "Proxy"}),
-        "register.upload must not be set for a model in a Databricks workspace: files go straight to its store",
+        "a model in Unity Catalog requires register.model catalog.schema.name, register.signature true, and no register.upload",
     ),
     "no signature in Unity Catalog": (
         registered(register=MODEL | {"signature": False}),
-        "register.signature must be true for a model in Unity Catalog",
+        "a model in Unity Catalog requires register.model catalog.schema.name, register.signature true, and no register.upload",
     ),
     **{
         f"the tag {key!r}": (
@@ -81,17 +81,17 @@ REFUSED: dict[str, tuple[Json, str]] = {
     ),
     "a cluster without its type": (
         databricks_run({"compute": {"type": "Serverless", "existingCluster": {"clusterId": "a"}}}),
-        "existingCluster is required when type is ExistingCluster, and forbidden otherwise",
+        "type ExistingCluster requires existingCluster, type NewCluster requires newCluster, and type Serverless allows serverless",
     ),
     "a type without its cluster": (
         databricks_run({"compute": {"type": "NewCluster"}}),
-        "newCluster is required when type is NewCluster, and forbidden otherwise",
+        "type ExistingCluster requires existingCluster, type NewCluster requires newCluster, and type Serverless allows serverless",
     ),
     "serverless settings of a cluster": (
         databricks_run(
             {"compute": {"type": "ExistingCluster", "existingCluster": {"clusterId": "a"}, "serverless": {}}}
         ),
-        "serverless can be set only when type is Serverless",
+        "type ExistingCluster requires existingCluster, type NewCluster requires newCluster, and type Serverless allows serverless",
     ),
     "machines of a pool": (
         databricks_run(
@@ -118,7 +118,7 @@ REFUSED: dict[str, tuple[Json, str]] = {
     **{
         f"{field} of a pod on Databricks": (
             databricks_run(pods={"prepare": {field: value}}),
-            "pods.prepare must not be set when data.prepare.spark.mode is Databricks",
+            "pods.prepare can be set only when data.source is set and data.prepare.spark.mode is not Databricks",
         )
         for field, value in (
             ("image", "mine:1"),
@@ -130,10 +130,7 @@ REFUSED: dict[str, tuple[Json, str]] = {
     },
     "a folder of a pod for a Databricks run": (
         databricks_run(output="/data/splits"),
-        (
-            "output must not be a local path when spark.mode is Databricks: use s3://bucket/folder, which the run writes "
-            "through an external location and the training pods read"
-        ),
+        ("output must not be a local path when spark.mode is Databricks: use s3://bucket/folder"),
     ),
     "a source of a pod for a Databricks run": (
         databricks_run(source={"type": "Parquet", "path": "/data/corpus"}),
@@ -169,8 +166,7 @@ REFUSED: dict[str, tuple[Json, str]] = {
     "a model in a store, and a Databricks run": (
         databricks_run(base="s3://models/base"),
         (
-            "model.base must not be in an object store when data.prepare.spark.mode is Databricks: its run has no "
-            "credentials for the store. Use a Hub id, or models:/ with tracking.uri databricks"
+            "model.base must not be in an object store when data.prepare.spark.mode is Databricks: use a Hub id, or models:/ with tracking.uri databricks"
         ),
     ),
 }

@@ -53,8 +53,10 @@ def on_databricks(**fields: Any) -> Json:
 
 
 NO_COLUMNS = "source.type InferenceTable makes columns of type Messages, Preference or Unpaired with their default names: remove columns"
-NO_TEMPLATES = "prepare.promptTemplate, responseTemplate and conversation must not be set when source.type is InferenceTable"
-DROP = "source.type InferenceTable requires prepare.onTemplateError Drop"
+CONVERSATIONS = (
+    "source.type InferenceTable, whose examples are conversations, requires prepare.onTemplateError Drop, without prepare.promptTemplate, "
+    "responseTemplate and conversation"
+)
 REFUSED: dict[str, tuple[Json, str]] = {
     "no feedback": (
         job(data={"source": {"type": "InferenceTable", "path": "/a"}, "prepare": PREPARE}),
@@ -66,7 +68,7 @@ REFUSED: dict[str, tuple[Json, str]] = {
     ),
     "no place": (
         job(data={"source": {"type": "InferenceTable", "feedback": FEEDBACK}, "prepare": PREPARE}),
-        "the other types require exactly one of path and table",
+        "the other types require path, or table instead for Delta, Parquet and InferenceTable",
     ),
     "a mix": (
         job(data={"source": {"type": "Mix", "sources": [SOURCE | {"name": "a"}]}, "prepare": PREPARE}),
@@ -85,7 +87,7 @@ REFUSED: dict[str, tuple[Json, str]] = {
     ),
     "a least rating without ratings": (
         served({"ratingColumn": None, "correctionColumn": "better", "minRating": 4}),
-        "minRating can be set only when ratingColumn is set",
+        "minRating requires ratingColumn",
     ),
     "columns of text": (served(columns={"type": "Text"}), NO_COLUMNS),
     "columns with other names": (served(columns={"type": "Messages", "messages": "chat"}), NO_COLUMNS),
@@ -94,13 +96,13 @@ REFUSED: dict[str, tuple[Json, str]] = {
         served(columns={"type": "Messages"}, objective=DPO),
         "requires data.columns.type Preference",
     ),
-    "a template": (served(prepare={"promptTemplate": "{prompt}"}), NO_TEMPLATES),
-    "turns": (served(prepare={"conversation": {}}), NO_TEMPLATES),
-    "a failing template": (served(prepare={"onTemplateError": "Fail"}), DROP),
-    "no preparation": (job(data={"source": SOURCE}), DROP),
+    "a template": (served(prepare={"promptTemplate": "{prompt}"}), CONVERSATIONS),
+    "turns": (served(prepare={"conversation": {}}), CONVERSATIONS),
+    "a failing template": (served(prepare={"onTemplateError": "Fail"}), CONVERSATIONS),
+    "no preparation": (job(data={"source": SOURCE}), CONVERSATIONS),
     "a loss on everything": (
         served(objective={"type": "SFT", "lossOn": "All"}),
-        "objective.lossOn must not be All when data.source.type is InferenceTable",
+        "or when data.source.type is InferenceTable, whose earlier answers have no feedback",
     ),
     "output over the feedback": (
         served(prepare={"output": "s3://lake/feedback"}),

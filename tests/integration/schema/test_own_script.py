@@ -34,19 +34,22 @@ SPLITS: Json = {"splits": {"type": "JSONLines", "train": "/x"}}
 FOLDER: list[Json] = [{"name": "CODE_SOURCE_PATH", "value": "/x"}]
 WITH_CODE: Json = {"command": ["t"], "parameters": PARAMETERS, "code": {"configMapRef": {"name": "code"}}}
 REFUSED: dict[str, tuple[Json, str]] = {
-    "no model and no command": (job(model=None), "model is required unless trainer.command is set"),
+    "no model and no command": (job(model=None), "model and data are required unless trainer.command is set"),
     "no data and no command": (
         job(data=None),
-        "data is required unless trainer.command is set: set data.source or data.splits",
+        "model and data are required unless trainer.command is set",
     ),
     "a source without a model": (
         script(data=job()["spec"]["data"]),
         "data.source requires model, whose tokenizer counts the tokens of each example",
     ),
-    "an evaluation without a model": (script(data=SPLITS, **EVALUATED), "evaluation requires model and data"),
+    "an evaluation without a model": (
+        script(data=SPLITS, **EVALUATED),
+        "evaluation requires model, data and register: set all three",
+    ),
     "an evaluation without data": (
         script(model={"base": "/m"}, **EVALUATED),
-        "evaluation requires model and data",
+        "evaluation requires model, data and register: set all three",
     ),
     "parameters without a command": (
         job(trainer={"parameters": {"a": 1}}),
@@ -62,15 +65,15 @@ REFUSED: dict[str, tuple[Json, str]] = {
     ),
     "the recipe in the environment": (
         script(pods={"all": {"env": [{"name": "FINETUNE_RECIPE", "value": "/x"}]}}),
-        "the operator sets FINETUNE_RECIPE (rendezvous, MLflow run, recipe): remove it",
+        "the operator sets FINETUNE_RECIPE: remove it",
     ),
     "the folder of the code in the environment": (
         script(trainer=WITH_CODE, pods={"all": {"env": FOLDER}}),
-        "the operator sets CODE_SOURCE_PATH to the folder of trainer.code: remove CODE_SOURCE_PATH from pods.all.env",
+        "the operator sets CODE_SOURCE_PATH to the folder of trainer.code: remove it from pods.all.env and pods.train.env",
     ),
     "the folder of the code in the environment of training": (
         script(trainer=WITH_CODE, pods={"train": {"env": FOLDER}}),
-        "the operator sets CODE_SOURCE_PATH to the folder of trainer.code: remove CODE_SOURCE_PATH from pods.train.env",
+        "the operator sets CODE_SOURCE_PATH to the folder of trainer.code: remove it from pods.all.env and pods.train.env",
     ),
 }
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from finetune_crds.base import ENV_NAME, SUBDOMAIN
 from fixtures.operator_processes.jobs import job
 from integration.schema import dry_run
 from integration.schema.jobs import AT_DATABRICKS, IN_DBFS, KTO, NO_LOGIN, NO_PACKS, prepared
@@ -26,10 +27,10 @@ def evaluated(evaluation: Json, **spec: Any) -> Json:
 
 
 SCRIPT: Json = {"command": ["torchrun", "a.py"]}
-OBJECT = "an object's name must consist of lowercase letters"
-VARIABLE = "an environment variable's name can contain letters"
+OBJECT = f"in body should match '^{SUBDOMAIN}$'"
+VARIABLE = f"in body should match '^{ENV_NAME}$'"
 SCOPED: Json = {"env": [{"name": "TOKEN", "value": "{{secrets/hub/token}}"}]}
-NO_SCOPE = "{{secrets/scope/key}} is resolved only at Databricks, and not in pods"
+NO_SCOPE = "{{secrets/scope/key}} is resolved only at Databricks: use valueFrom.secretKeyRef or envFrom"
 
 
 ROLES = ("all", "prepare", "train", "evaluate")
@@ -57,13 +58,13 @@ REFUSED: dict[str, tuple[Json, str]] = {
                 "of a script without its folder",
                 {"uri": "gs://models/support"},
                 SCRIPT,
-                "output requires from when trainer.command is set: name the folder that your command writes",
+                "output.from, the folder that your command writes, such as /outputs, is required when trainer.command is set, and forbidden otherwise",
             ),
             (
                 "of the built-in loop from a folder",
                 {"uri": "gs://models/support", "from": "/outputs"},
                 {},
-                "output.from can be set only when trainer.command is set",
+                "output.from, the folder that your command writes, such as /outputs, is required when trainer.command is set, and forbidden otherwise",
             ),
             (
                 "with a login of its own",
@@ -132,11 +133,11 @@ REFUSED: dict[str, tuple[Json, str]] = {
     "nodes 0": (job(distributed={"nodes": 0}), "spec.distributed.nodes: Invalid value: 0"),
     "an evaluation without a version": (
         job(evaluation={}, register=None),
-        "evaluation can be set only when register is set",
+        "evaluation requires model, data and register: set all three",
     ),
     "an evaluation of unpaired answers": (
         evaluated({}, data=prepared(columns={"type": "Unpaired"}), objective=KTO),
-        "the built-in evaluation does not support data.columns.type Unpaired, whose answers can be bad",
+        "the built-in evaluation does not support data.columns.type Unpaired: remove evaluation",
     ),
     **{
         f"{field} of a reward model": (
@@ -145,7 +146,7 @@ REFUSED: dict[str, tuple[Json, str]] = {
                 data=prepared(columns={"type": "Preference"}),
                 objective={"type": "RewardModel"},
             ),
-            "a reward model generates no answers: with objective.type RewardModel, set evaluation.metrics to Loss and Accuracy",
+            "a reward model generates no answers: set evaluation.metrics to Loss and Accuracy",
         )
         for field, value in (("metrics", ["Perplexity"]), ("generations", 5), ("maxNewTokens", 8))
     },
@@ -165,11 +166,11 @@ REFUSED: dict[str, tuple[Json, str]] = {
     ),
     "an evaluation without files of the test split": (
         evaluated({}, data={"splits": {"type": "Parquet", "train": "/x", "validation": "/y"}}),
-        "the split to evaluate has no rows: set its folder in data.splits",
+        "the split to evaluate has no rows: set its share in data.prepare.splitRatios above 0, set its folder in data.splits",
     ),
     "an evaluation without files of the validation split": (
         evaluated({"split": "Validation"}, data={"splits": {"type": "Parquet", "train": "/x", "test": "/y"}}),
-        "the split to evaluate has no rows: set its folder in data.splits",
+        "the split to evaluate has no rows: set its share in data.prepare.splitRatios above 0, set its folder in data.splits",
     ),
     "a command for virtual tokens": (
         evaluated({"command": ["judge"]}, method={"type": "PromptTuning"}, training=NO_PACKS),
@@ -179,8 +180,7 @@ REFUSED: dict[str, tuple[Json, str]] = {
         f"{field} of the built-in evaluation beside a command": (
             evaluated({"command": ["judge"], field: value}),
             (
-                "metrics, baseModel, limit, generations, maxNewTokens and batchSize must not be set when command is set: "
-                "they configure the built-in evaluation"
+                "metrics, baseModel, limit, generations, maxNewTokens and batchSize must not be set when command is set"
             ),
         )
         for field, value in (
@@ -195,7 +195,7 @@ REFUSED: dict[str, tuple[Json, str]] = {
     **{
         f"reserved environment of {role}": (
             of_pods(role, env=[{"name": "MASTER_ADDR", "value": "me"}]),
-            "the operator sets MASTER_ADDR (rendezvous, MLflow run, recipe): remove it",
+            "the operator sets MASTER_ADDR: remove it",
         )
         for role in ROLES
     },
@@ -227,7 +227,7 @@ REFUSED: dict[str, tuple[Json, str]] = {
     ),
     "more processes than GPUs": (
         job(distributed={"gpusPerNode": 4, "processesPerNode": 8}),
-        "processesPerNode is above gpusPerNode, but each process needs its own GPU: lower or remove processesPerNode",
+        "processesPerNode must not be above gpusPerNode: each process needs its own GPU",
     ),
     "GPUs for the CPU": (
         job(distributed={"gpusPerNode": 4, "device": "CPU"}),
@@ -256,8 +256,8 @@ REFUSED: dict[str, tuple[Json, str]] = {
     **{
         f"a repository at {url}": (job(trainer=code(git={"url": url})), sentence)
         for url, sentence in {
-            "ssh://git@host/owner/code": "write the address as https://host/owner/repository: ssh, git and http",
-            "git@host:owner/code.git": "write the address as https://host/owner/repository: ssh, git and http",
+            "ssh://git@host/owner/code": "write the address as https://host/owner/repository, without ? and #: ssh, git and http",
+            "git@host:owner/code.git": "write the address as https://host/owner/repository, without ? and #: ssh, git and http",
             "https://me:token@host/owner/code": "the address contains a user or a password: put them into a Secret",
             "https://host/owner/code?x=$(TOKEN)": "write the address as https://host/owner/repository, without ? and #",
         }.items()
@@ -298,19 +298,19 @@ REFUSED: dict[str, tuple[Json, str]] = {
                 "a job without a name",
                 {"type": "Job"},
                 [],
-                "name is required when type is Job, and forbidden otherwise",
+                "set only the field that matches type: name for Job, uri for Uri",
             ),
             (
                 "a place without one",
                 {"type": "Uri"},
                 [],
-                "uri is required when type is Uri, and forbidden otherwise",
+                "set only the field that matches type: name for Job, uri for Uri",
             ),
             (
                 "both",
                 {"type": "Uri", "uri": "/c/a", "name": "a"},
                 [],
-                "name is required when type is Job, and forbidden otherwise",
+                "set only the field that matches type: name for Job, uri for Uri",
             ),
             (
                 "a relative path",
@@ -356,18 +356,18 @@ REFUSED: dict[str, tuple[Json, str]] = {
             (
                 "a volume",
                 job(trainer=code(volume="a.b")),
-                "a volume's name must consist of lowercase letters",
+                "spec.trainer.code.volume in body should match",
             ),
             (
                 "a queue",
                 job(runPolicy={"queueName": "a b"}),
-                "a queue's name must consist of lowercase letters",
+                "spec.runPolicy.queueName in body should match",
             ),
             ("a long queue", job(runPolicy={"queueName": "q" * 64}), "Too long: may not be "),
             ("a variable", of_pods("train", env=[{"name": "1ST", "value": "a"}]), VARIABLE),
             ("two variables", of_pods("train", env=[{"name": "A=B", "value": "a"}]), VARIABLE),
             ("a prefix", of_pods("train", envFrom=[{"prefix": "a b", "secretRef": {"name": "s"}}]), VARIABLE),
-            ("an image", of_pods("train", image=" "), "an image's name cannot contain spaces"),
+            ("an image", of_pods("train", image=" "), "spec.pods.train.image in body should match '^[^ ]+$'"),
         )
     },
     "a variable from two places": (

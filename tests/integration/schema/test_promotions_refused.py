@@ -28,7 +28,7 @@ THREE_NAMES = "model must be catalog.schema.name for a model in Unity Catalog"
 NO_SLASH = "MLflow does not allow slashes, colons or leading dots in the name of a model: remove them"
 TOO_LONG = "MLflow allows at most 256 characters in the name of a model, and Unity Catalog 255 in each of the three parts"
 RISING = "each step must give the new version more traffic than the step before"
-REPLACED = "workloadSize, workloadType, concurrency and scaleToZero must not be set when provisionedThroughput is set"
+REPLACED = "workloadSize, workloadType, concurrency, scaleToZero and environment must not be set when provisionedThroughput is set"
 NO_SUCH_KEY = "Unity Catalog does not allow . , - = / : in the key of a tag, or a space at its start or end: rename the tag"
 IN_CATALOG: Json = {"uri": "databricks", "registryUri": "databricks-uc"}
 NOT_IN_CATALOG = (
@@ -120,15 +120,15 @@ REFUSED: dict[str, tuple[Json, str]] = {
     ),
     "a job with an empty name": (
         promotion(source={"type": "FineTuneJob", "fineTuneJobRef": {"name": " "}}),
-        "spec.source.fineTuneJobRef.name: Invalid value: an object's name must consist of lowercase letters",
+        "spec.source.fineTuneJobRef.name in body should match",
     ),
     "a Secret with a space": (
         promotion(tracking={"secretRef": {"name": "my login"}}),
-        "spec.tracking.secretRef.name: Invalid value: an object's name must consist of lowercase letters",
+        "spec.tracking.secretRef.name in body should match",
     ),
     "a Secret of the endpoint in capitals": (
         served(secretRef={"name": "Databricks"}),
-        "spec.serving.databricks.secretRef.name: Invalid value: an object's name must consist of lowercase letters",
+        "spec.serving.databricks.secretRef.name in body should match",
     ),
     "a gate without a name": (
         promotion(gates=[{"metric": {"name": "eval_loss", "max": 3}}]),
@@ -172,7 +172,7 @@ REFUSED: dict[str, tuple[Json, str]] = {
     ),
     "a number of no Job": (
         gated(metric={"name": "acc", "min": 0.5, "job": "tests"}),
-        "metric.job must be the name of a gate of type Job",
+        "metric.job and comparison.job must be the name of a gate of type Job",
     ),
     "a comparison of the number of another gate": (
         promotion(
@@ -181,7 +181,7 @@ REFUSED: dict[str, tuple[Json, str]] = {
                 {"name": "b", "type": "Comparison", "comparison": {**BETTER, "job": "a"}},
             ]
         ),
-        "comparison.job must be the name of a gate of type Job",
+        "metric.job and comparison.job must be the name of a gate of type Job",
     ),
     "a Job in a canary": (
         canary(50, gates=[{"name": "tests", "type": "Job", "job": {"image": "tests:1"}}]),
@@ -231,7 +231,7 @@ REFUSED: dict[str, tuple[Json, str]] = {
     ),
     "five percent as 5": (
         compared(notWorseThan={"relative": 5}),
-        "relative must be at most 1: it is a share of the value of the current version, 0.05 for five percent",
+        "notWorseThan.relative in body should be less than or equal to 1",
     ),
     "an approval by an empty name": (promotion(approval={"by": ""}), "spec.approval.by: Invalid value"),
     "no time to approve": (

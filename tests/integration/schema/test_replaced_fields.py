@@ -72,7 +72,7 @@ def _first_code(cell: str) -> str | None:
 def test_a_field_of_an_earlier_version_is_refused_with_what_to_write(
     api: Api, path: str, new: str | None
 ) -> None:
-    with refused(f"{path} was replaced by {new}" if new else f"{path} was removed: "):
+    with refused(f"spec.{path}: Invalid value: replaced by {new}" if new else ": removed: "):
         dry_run.create(api, with_field(path))
 
 

@@ -31,7 +31,7 @@ REFUSED: dict[str, tuple[Json, str]] = {
     "a tracker without a type": (tracked({"uri": "/logs"}), "type: Required value"),
     "TensorBoard without a folder": (
         tracked({"type": "TensorBoard"}),
-        "uri is required when type is TensorBoard, and forbidden otherwise",
+        "type TensorBoard requires uri, and type WandB requires project and allows entity and secretRef",
     ),
     "a folder that is none": (
         tracked({"type": "TensorBoard", "uri": "logs"}),
@@ -39,21 +39,24 @@ REFUSED: dict[str, tuple[Json, str]] = {
     ),
     "W&B without a project": (
         tracked({"type": "WandB"}),
-        "project is required when type is WandB, and forbidden otherwise",
+        "type TensorBoard requires uri, and type WandB requires project and allows entity and secretRef",
     ),
-    "W&B with a folder": (tracked(WANDB | {"uri": "/logs"}), "uri is required when type is TensorBoard"),
+    "W&B with a folder": (
+        tracked(WANDB | {"uri": "/logs"}),
+        "type TensorBoard requires uri, and type WandB requires project and allows entity and secretRef",
+    ),
     "TensorBoard with a Secret": (
         tracked(TENSORBOARD | {"secretRef": {"name": "wandb"}}),
-        "secretRef can be set only when type is WandB",
+        "type TensorBoard requires uri, and type WandB requires project and allows entity and secretRef",
     ),
     "TensorBoard with an entity": (
         tracked(TENSORBOARD | {"entity": "me"}),
-        "entity can be set only when type is WandB",
+        "type TensorBoard requires uri, and type WandB requires project and allows entity and secretRef",
     ),
     "a project with a slash": (tracked(WANDB | {"project": "my-team/support"}), "should match"),
     "a Secret of another namespace": (
         tracked(WANDB | {"secretRef": {"name": "other/wandb"}}),
-        "an object's name must consist of",
+        "secretRef.name in body should match",
     ),
     "a tracker twice": (tracked(WANDB, WANDB | {"project": "other"}), "Duplicate value"),
     "a volume of Unity Catalog without Databricks": (
@@ -74,8 +77,7 @@ REFUSED: dict[str, tuple[Json, str]] = {
     **{
         f"{name} in the environment of {role}": (
             tracked(TENSORBOARD, WITH_SECRET, pods=with_env(role, name)),
-            f"of tracking.sinks, of TENSORBOARD_LOGGING_DIR, WANDB_RUN_ID, WANDB_RESUME, WANDB_NAME, WANDB_PROJECT, WANDB_ENTITY "
-            f"and WANDB_API_KEY: remove them from pods.{role}.env",
+            "the operator sets TENSORBOARD_LOGGING_DIR, WANDB_RUN_ID, WANDB_RESUME, WANDB_NAME, WANDB_PROJECT, WANDB_ENTITY and WANDB_API_KEY for tracking.sinks: remove them from pods",
         )
         for name, role in (
             ("TENSORBOARD_LOGGING_DIR", "train"),

@@ -49,13 +49,16 @@ SCHEMAS: dict[str, Schema] = {
 }
 # What the API server writes before the sentence of a rule: some of its versions quote the type of the value, or the value.
 _VALUE = re.compile(r'Invalid value: (?:"(?:[^"\\]|\\.)*": )?')
+# A literal text in CEL.
+_LITERAL = re.compile(r"'([^']+)'")
 # The path of the object itself.
 _ROOT = "<nil>"
 
 
 def messages_of(schema: Schema) -> Iterator[str]:
-    """The sentences of all rules of a schema."""
-    yield from (rule["message"] for rule in schema.get(VALIDATIONS, ()))
+    """The sentences of all rules of a schema; the end of a sentence that an expression builds."""
+    for rule in schema.get(VALIDATIONS, ()):
+        yield rule["message"] if "message" in rule else _LITERAL.findall(rule["messageExpression"])[-1]
     for part in (
         *schema.get("properties", {}).values(),
         schema.get("items"),

@@ -55,11 +55,11 @@ REFUSED: dict[str, tuple[Json, str]] = {
     "an algorithm that is not there": (sweep(algorithm="Bayes"), "Unsupported value"),
     "ASHA without rungs": (
         sweep(algorithm="ASHA", trials=9, spec=EVALUATED),
-        "rungs is required when algorithm is ASHA, and must not be set otherwise",
+        "trials is required unless algorithm is Grid, and rungs is required when algorithm is ASHA: set neither of them otherwise",
     ),
     "rungs without ASHA": (
         sweep(rungs=[100], spec=EVALUATED),
-        "rungs is required when algorithm is ASHA, and must not be set otherwise",
+        "trials is required unless algorithm is Grid, and rungs is required when algorithm is ASHA: set neither of them otherwise",
     ),
     "a rung twice": (asha(rungs=(100, 100)), "Duplicate value"),
     "a rung between two evaluations": (asha(rungs=(100, 150)), NOT_EVALUATED),
@@ -98,8 +98,14 @@ REFUSED: dict[str, tuple[Json, str]] = {
         "each range requires a step when algorithm is Grid",
     ),
     "an empty range": (sweep(with_range(max=1e-5)), "min must be below max"),
-    "the logarithm of zero": (sweep(with_range(min=0)), "min must be above 0 when scale is Log"),
-    "a factor of one": (sweep(with_range(step=1)), "step must be above 1 when scale is Log"),
+    "the logarithm of zero": (
+        sweep(with_range(min=0)),
+        "when scale is Log, min must be above 0, and step, which is a factor, above 1",
+    ),
+    "a factor of one": (
+        sweep(with_range(step=1)),
+        "when scale is Log, min must be above 0, and step, which is a factor, above 1",
+    ),
     "a command": (
         sweep(spec={"trainer": {"command": ["mine"]}, "checkpoint": None}),
         "sweep must not be set when trainer.command is set",

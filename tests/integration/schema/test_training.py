@@ -13,9 +13,7 @@ from support.api import Api
 from support.refusals import refused
 
 Json = dict[str, Any]
-OF_ANSWERS_AND_METHODS = (
-    "objective.type DPO, KTO, ORPO, SimPO or RewardModel requires method.type Full, LoRA, QLoRA or DoRA"
-)
+OF_ANSWERS_AND_METHODS = "method.type PrefixTuning and PromptTuning require objective.type SFT, and method.type QLoRA must not be combined with objective.type Distillation"
 COLUMNS_OF: Json = {"DPO": PREFERENCES, "KTO": UNPAIRED, "ORPO": PREFERENCES, "RewardModel": PREFERENCES}
 DISTILLATION: Json = {"type": "Distillation", "distillation": {"teacher": "/models/teacher"}}
 
@@ -24,18 +22,17 @@ REFUSED: dict[str, tuple[Json, str]] = {
     "unknown method": (job(method={"type": "Magic"}), 'spec.method.type: Unsupported value: "Magic"'),
     "epochs and maxSteps": (
         job(training={"epochs": 1, "maxSteps": 10}),
-        "set epochs or maxSteps, not both",
+        "set epochs or maxSteps, warmupSteps or warmupRatio, and decaySteps or decayRatio, not both",
     ),
     "no answer to take the loss on": (
         job(data=prepared(promptTemplate="{text}"), objective={"lossOn": "Answer"}),
         (
-            "objective.lossOn Answer and LastAnswer require data.prepare.responseTemplate when data.prepare.promptTemplate "
-            "is set"
+            "objective.lossOn Answer and LastAnswer require data.columns.type PromptResponse or Messages, and, when data.prepare.promptTemplate is set or the type is Text, data.prepare.responseTemplate"
         ),
     ),
     "lora without LoRA": (
         job(method={"lora": {"rank": 8}}),
-        "lora can be set only when type is LoRA, QLoRA or DoRA",
+        "set only the parameters of the type: lora for LoRA, QLoRA and DoRA, quantization for QLoRA, softPrompt for PrefixTuning and PromptTuning",
     ),
     "packing with virtual tokens": (
         job(method={"type": "PromptTuning"}),
@@ -55,11 +52,11 @@ REFUSED: dict[str, tuple[Json, str]] = {
     ),
     "a soft prompt for LoRA": (
         job(method={"type": "LoRA", "softPrompt": {"virtualTokens": 8}}),
-        "softPrompt can be set only when type is PrefixTuning or PromptTuning",
+        "set only the parameters of the type: lora for LoRA, QLoRA and DoRA, quantization for QLoRA, softPrompt for PrefixTuning and PromptTuning",
     ),
     "quantization without QLoRA": (
         job(method={"type": "LoRA", "quantization": {"type": "NF4"}}),
-        "quantization can be set only when type is QLoRA",
+        "set only the parameters of the type: lora for LoRA, QLoRA and DoRA, quantization for QLoRA, softPrompt for PrefixTuning and PromptTuning",
     ),
     "merging a soft prompt": (
         job(method={"type": "PromptTuning", "export": "Merged"}, training=NO_PACKS),
@@ -85,7 +82,7 @@ REFUSED: dict[str, tuple[Json, str]] = {
             (
                 DISTILLATION,
                 ("QLoRA", "PrefixTuning", "PromptTuning"),
-                "objective.type Distillation requires method.type Full, LoRA or DoRA",
+                "method.type PrefixTuning and PromptTuning require objective.type SFT, and method.type QLoRA must not be combined with objective.type Distillation",
             ),
         )
         for method in methods
@@ -100,7 +97,7 @@ REFUSED: dict[str, tuple[Json, str]] = {
     ),
     "the parameters of another objective": (
         job(data=prepared(columns=PREFERENCES), objective=DPO | {"orpo": {}}),
-        "orpo can be set only when type is ORPO",
+        "orpo for ORPO",
     ),
     "smoothed IPO": (
         job(
@@ -111,11 +108,11 @@ REFUSED: dict[str, tuple[Json, str]] = {
     ),
     "noise on virtual tokens": (
         job(method={"type": "PromptTuning"}, training={"packing": False, "neftuneAlpha": 5}),
-        "training.neftuneAlpha requires method.type Full, LoRA, QLoRA or DoRA",
+        "training.activationCheckpointing None and no training.neftuneAlpha",
     ),
     "preferences without DPO": (
         job(data=prepared(columns=PREFERENCES)),
-        "data.columns.type Preference requires objective.type DPO, ORPO, SimPO or RewardModel",
+        "data.columns.type Preference, which no other objective allows: for SFT and Distillation use Text",
     ),
     "KTO without labels": (
         job(data=prepared(columns=PREFERENCES), objective=KTO),
@@ -123,11 +120,11 @@ REFUSED: dict[str, tuple[Json, str]] = {
     ),
     "labels without KTO": (
         job(data=prepared(columns=UNPAIRED)),
-        "data.columns.type Unpaired requires objective.type KTO",
+        "data.columns.type Unpaired, which no other objective allows: for SFT and Distillation use Text",
     ),
     "parameters of reward models without one": (
         job(data=prepared(columns=PREFERENCES), objective=DPO | {"rewardModel": {}}),
-        "rewardModel can be set only when type is RewardModel",
+        "rewardModel for RewardModel",
     ),
     "a margin without a reward model": (
         job(data=prepared(columns=PREFERENCES | {"margin": "gap"}), objective=DPO),
@@ -143,7 +140,7 @@ REFUSED: dict[str, tuple[Json, str]] = {
     ),
     "parameters of KTO without KTO": (
         job(objective={"kto": {"beta": 0.2}}),
-        "kto can be set only when type is KTO",
+        "kto for KTO",
     ),
     "a label of pairs": (
         job(data=prepared(columns=PREFERENCES | {"label": "l"}), objective=DPO),
@@ -155,15 +152,15 @@ REFUSED: dict[str, tuple[Json, str]] = {
     ),
     "a teacher without Distillation": (
         job(objective={"distillation": {"teacher": "/t"}}),
-        "distillation is required when type is Distillation, and forbidden otherwise",
+        "distillation is required for Distillation",
     ),
     "no teacher": (
         job(objective={"type": "Distillation"}),
-        "distillation is required when type is Distillation, and forbidden otherwise",
+        "distillation is required for Distillation",
     ),
     "a loss on the answer for DPO": (
         job(data=prepared(columns=PREFERENCES), objective=DPO | {"lossOn": "All"}),
-        "lossOn can be set only when type is SFT",
+        "lossOn and labelSmoothing can be set only when type is SFT",
     ),
     "a loss on the answer of a text": (
         job(data=prepared(), objective={"lossOn": "Answer"}),
@@ -177,7 +174,7 @@ REFUSED: dict[str, tuple[Json, str]] = {
         job(
             data=prepared(columns={"type": "Messages", "messageWeight": "train"}), objective={"lossOn": "All"}
         ),
-        "data.columns.messageWeight must not be set when objective.lossOn is All",
+        "objective.lossOn must not be All when data.columns.messageWeight is set",
     ),
     "a template of both answers": (
         job(
@@ -194,7 +191,7 @@ REFUSED: dict[str, tuple[Json, str]] = {
         job(
             model={"base": "models:/m@a", "adapter": "Continue"}, method={"type": "LoRA", "lora": {"rank": 8}}
         ),
-        "method.lora must not be set when model.adapter is Continue: the adapter keeps its rank, scale and layers",
+        "model.adapter Continue requires method.type LoRA, QLoRA or DoRA, without method.lora: the adapter keeps its rank, scale and layers",
     ),
     **{
         f"PiSSA with {method}": (
@@ -224,8 +221,7 @@ REFUSED: dict[str, tuple[Json, str]] = {
     "new tokens in an adapter alone": (
         job(model={"base": "org/base", "newTokens": ["<a>"]}, method={"type": "LoRA"}),
         (
-            "model.newTokens requires method.export Merged when an adapter is trained: the base has no rows for the new "
-            "tokens"
+            "model.newTokens requires method.type Full, or LoRA, QLoRA or DoRA with method.export Merged, and an objective.type other than Distillation"
         ),
     ),
     "new tokens under virtual ones": (
@@ -234,18 +230,17 @@ REFUSED: dict[str, tuple[Json, str]] = {
             method={"type": "PromptTuning"},
             training={"packing": False},
         ),
-        "model.newTokens requires method.type Full, LoRA, QLoRA or DoRA: virtual tokens train no embedding",
+        "model.newTokens requires method.type Full, or LoRA, QLoRA or DoRA with method.export Merged, and an objective.type other than Distillation",
     ),
     "new tokens that a teacher does not have": (
         job(model={"base": "org/base", "newTokens": ["<a>"]}, objective=DISTILLATION),
         (
-            "model.newTokens must not be set when objective.type is Distillation: the teacher has no rows for the new "
-            "tokens"
+            "model.newTokens requires method.type Full, or LoRA, QLoRA or DoRA with method.export Merged, and an objective.type other than Distillation"
         ),
     ),
     "the best of no evaluations": (
         job(training={"select": "Best"}),
-        "select Best requires evaluations during training: set training.evalEverySteps",
+        "earlyStopping and select Best require evaluations during training: set training.evalEverySteps",
     ),
     **{
         f"a schedule with {what}": (job(training=training), sentence)
@@ -253,7 +248,7 @@ REFUSED: dict[str, tuple[Json, str]] = {
             (
                 "two lengths of its decay",
                 {"scheduler": "WSD", "decaySteps": 9, "decayRatio": 0.1},
-                "set decaySteps or decayRatio, not both",
+                "set epochs or maxSteps, warmupSteps or warmupRatio, and decaySteps or decayRatio, not both",
             ),
             (
                 "steps of no decay",
@@ -278,12 +273,12 @@ REFUSED: dict[str, tuple[Json, str]] = {
             (
                 "a floor of nothing that decreases",
                 {"scheduler": "Constant", "minLearningRate": 0},
-                "minLearningRate requires a learning rate that decreases: set scheduler to Linear, Cosine or WSD",
+                "minLearningRate must be below learningRate, and requires scheduler Linear, Cosine or WSD",
             ),
             (
                 "a floor at its peak",
                 {"learningRate": 1e-4, "minLearningRate": 1e-4},
-                "minLearningRate must be below learningRate: lower minLearningRate",
+                "minLearningRate must be below learningRate, and requires scheduler Linear, Cosine or WSD",
             ),
         )
     },
@@ -308,11 +303,11 @@ REFUSED: dict[str, tuple[Json, str]] = {
     ),
     "bf16 weights of an adapter": (
         job(method={"type": "LoRA"}, training={"optimizer": {"weights": "BF16"}}),
-        "training.optimizer.weights BF16 requires method.type Full",
+        "training.optimizer.type Muon and training.optimizer.weights BF16 require method.type Full",
     ),
     "Muon for an adapter": (
         job(method={"type": "LoRA"}, training={"optimizer": {"type": "Muon"}}),
-        "training.optimizer.type Muon requires method.type Full",
+        "training.optimizer.type Muon and training.optimizer.weights BF16 require method.type Full",
     ),
     "label smoothing of targets for DPO": (
         job(data=prepared(columns=PREFERENCES), objective=DPO | {"labelSmoothing": 0.1}),
@@ -336,20 +331,18 @@ REFUSED: dict[str, tuple[Json, str]] = {
     "a sign in the key of a tag of the version": (
         job(register={"tags": {"a$": "b"}}),
         (
-            "MLflow allows up to 250 letters, digits, spaces and _ / . : - in the key of a tag, and no key that looks like "
-            "a relative path: rename the tag"
+            "MLflow allows up to 250 letters, digits, spaces and _ / . : - in the key of a tag, and no relative path: rename the tag"
         ),
     ),
     "a sign in the key of a tag of the run": (
         job(tracking={"tags": {"who?": "me"}}),
         (
-            "MLflow allows up to 250 letters, digits, spaces and _ / . : - in the key of a tag, and no key that looks like "
-            "a relative path: rename the tag"
+            "MLflow allows up to 250 letters, digits, spaces and _ / . : - in the key of a tag, and no relative path: rename the tag"
         ),
     ),
     "stopping early without evaluations": (
         job(training={"earlyStopping": {}}),
-        "earlyStopping requires evaluations during training: set training.evalEverySteps",
+        "earlyStopping and select Best require evaluations during training: set training.evalEverySteps",
     ),
 }
 

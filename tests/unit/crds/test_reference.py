@@ -74,11 +74,11 @@ def test_what_is_required_says_so() -> None:
     assert required == ["alias", "source"]
 
 
-def test_a_rule_that_fields_share_stands_once() -> None:
+def test_the_rule_of_immutable_fields_names_them_all() -> None:
     said = [line for line in PROMOTION.splitlines() if "cannot change" in line]
     assert said == [
-        "- spec.model, spec.alias, spec.tracking.uri, spec.tracking.registryUri cannot change: create a ModelPromotion with "
-        "another name, and delete this one"
+        "- model, alias, tracking.uri and tracking.registryUri cannot change: create a ModelPromotion with another name, and "
+        "delete this one"
     ]
 
 

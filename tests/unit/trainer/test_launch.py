@@ -147,7 +147,10 @@ def test_a_recipe_that_is_started_by_hand_is_judged_and_that_of_a_pod_is_not(
         assert launch.launch() is None
     finally:
         signal.signal(signal.SIGTERM, on_sigterm)
-    assert refused.value.message == "method.lora: lora can be set only when type is LoRA, QLoRA or DoRA"
+    assert (
+        refused.value.message
+        == "method: set only the parameters of the type: lora for LoRA, QLoRA and DoRA, quantization for QLoRA, softPrompt for PrefixTuning and PromptTuning"
+    )
 
 
 VARIABLES: dict[str, tuple[dict[str, str], dict[str, str]]] = {

@@ -92,18 +92,29 @@ ACCEPTED: list[dict[str, Any]] = [
     {"training.optimizer": {"type": "AdamW8bit", "weights": "BF16"}, "training.precision": "BF16"},
 ]
 REFUSED: list[tuple[dict[str, Any], list[str]]] = [
-    ({"method.lora": {}}, ["method.lora: lora can be set only when type is LoRA, QLoRA or DoRA"]),
+    (
+        {"method.lora": {}},
+        [
+            "method: set only the parameters of the type: lora for LoRA, QLoRA and DoRA, quantization for QLoRA, softPrompt for PrefixTuning and PromptTuning"
+        ],
+    ),
     (
         {"method": {"type": "PromptTuning", "lora": {}}, "training.packing": False},
-        ["method.lora: lora can be set only when type is LoRA, QLoRA or DoRA"],
+        [
+            "method: set only the parameters of the type: lora for LoRA, QLoRA and DoRA, quantization for QLoRA, softPrompt for PrefixTuning and PromptTuning"
+        ],
     ),
     (
         {"method": {"type": "LoRA", "quantization": {}}},
-        ["method.quantization: quantization can be set only when type is QLoRA"],
+        [
+            "method: set only the parameters of the type: lora for LoRA, QLoRA and DoRA, quantization for QLoRA, softPrompt for PrefixTuning and PromptTuning"
+        ],
     ),
     (
         {"method": {"type": "LoRA", "softPrompt": {}}},
-        ["method.softPrompt: softPrompt can be set only when type is PrefixTuning or PromptTuning"],
+        [
+            "method: set only the parameters of the type: lora for LoRA, QLoRA and DoRA, quantization for QLoRA, softPrompt for PrefixTuning and PromptTuning"
+        ],
     ),
     ({"method.export": "Merged"}, ["method.export: export Merged requires type LoRA, QLoRA or DoRA"]),
     (
@@ -114,7 +125,7 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
             "training.packing": False,
         },
         [
-            "method.type: objective.type DPO, KTO, ORPO, SimPO or RewardModel requires method.type Full, LoRA, QLoRA or DoRA"
+            "method.type PrefixTuning and PromptTuning require objective.type SFT, and method.type QLoRA must not be combined with objective.type Distillation"
         ],
     ),
     (
@@ -125,7 +136,7 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
             "training.packing": False,
         },
         [
-            "method.type: objective.type DPO, KTO, ORPO, SimPO or RewardModel requires method.type Full, LoRA, QLoRA or DoRA"
+            "method.type PrefixTuning and PromptTuning require objective.type SFT, and method.type QLoRA must not be combined with objective.type Distillation"
         ],
     ),
     (
@@ -134,11 +145,15 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
             "objective": {"type": "Distillation", "distillation": TEACHER},
             "training.packing": False,
         },
-        ["method.type: objective.type Distillation requires method.type Full, LoRA or DoRA"],
+        [
+            "method.type PrefixTuning and PromptTuning require objective.type SFT, and method.type QLoRA must not be combined with objective.type Distillation"
+        ],
     ),
     (
         {"method.type": "QLoRA", "objective": {"type": "Distillation", "distillation": TEACHER}},
-        ["method.type: objective.type Distillation requires method.type Full, LoRA or DoRA"],
+        [
+            "method.type PrefixTuning and PromptTuning require objective.type SFT, and method.type QLoRA must not be combined with objective.type Distillation"
+        ],
     ),
     (
         {
@@ -149,7 +164,9 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
     ),
     (
         {"objective": {"type": "DPO", "lossOn": "All"}, "data.columns": PREFERENCES},
-        ["objective.lossOn: lossOn can be set only when type is SFT"],
+        [
+            "objective: lossOn and labelSmoothing can be set only when type is SFT: for DPO, set dpo.labelSmoothing"
+        ],
     ),
     (
         {
@@ -157,16 +174,25 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
             "data.columns": PREFERENCES,
         },
         [
-            "objective.labelSmoothing: labelSmoothing can be set only when type is SFT: for DPO, set dpo.labelSmoothing"
+            "objective: lossOn and labelSmoothing can be set only when type is SFT: for DPO, set dpo.labelSmoothing"
         ],
     ),
-    ({"objective.dpo": {"beta": 0.2}}, ["objective.dpo: dpo can be set only when type is DPO"]),
-    ({"objective.kto": {"beta": 0.2}}, ["objective.kto: kto can be set only when type is KTO"]),
+    (
+        {"objective.dpo": {"beta": 0.2}},
+        [
+            "objective: set only the parameters of the type: dpo for DPO, kto for KTO, orpo for ORPO, simpo for SimPO and rewardModel for RewardModel; distillation is required for Distillation"
+        ],
+    ),
+    (
+        {"objective.kto": {"beta": 0.2}},
+        [
+            "objective: set only the parameters of the type: dpo for DPO, kto for KTO, orpo for ORPO, simpo for SimPO and rewardModel for RewardModel; distillation is required for Distillation"
+        ],
+    ),
     (
         {"objective.orpo": {}, "objective.simpo": {}},
         [
-            "objective.orpo: orpo can be set only when type is ORPO",
-            "objective.simpo: simpo can be set only when type is SimPO",
+            "objective: set only the parameters of the type: dpo for DPO, kto for KTO, orpo for ORPO, simpo for SimPO and rewardModel for RewardModel; distillation is required for Distillation",
         ],
     ),
     (
@@ -184,15 +210,14 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
             "training.packing": False,
         },
         [
-            "method.type: objective.type DPO, KTO, ORPO, SimPO or RewardModel requires method.type Full, LoRA, QLoRA or DoRA"
+            "method.type PrefixTuning and PromptTuning require objective.type SFT, and method.type QLoRA must not be combined with objective.type Distillation"
         ],
     ),
     (
         {"method.type": "PromptTuning", "training.packing": False, "training.neftuneAlpha": 5},
         [
             (
-                "training.neftuneAlpha requires method.type Full, LoRA, QLoRA or DoRA: the embeddings of virtual tokens get"
-                " no noise"
+                "method.type PrefixTuning and PromptTuning require training.packing false, training.compile false, training.activationCheckpointing None and no training.neftuneAlpha"
             )
         ],
     ),
@@ -200,8 +225,7 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
         {"method.type": "PrefixTuning"},
         [
             (
-                "method.type PrefixTuning and PromptTuning require training.packing false, training.compile false and "
-                "training.activationCheckpointing None: virtual tokens would be lost"
+                "method.type PrefixTuning and PromptTuning require training.packing false, training.compile false, training.activationCheckpointing None and no training.neftuneAlpha"
             )
         ],
     ),
@@ -213,8 +237,7 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
         },
         [
             (
-                "method.type PrefixTuning and PromptTuning require training.packing false, training.compile false and "
-                "training.activationCheckpointing None: virtual tokens would be lost"
+                "method.type PrefixTuning and PromptTuning require training.packing false, training.compile false, training.activationCheckpointing None and no training.neftuneAlpha"
             )
         ],
     ),
@@ -222,31 +245,33 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
         {"method.type": "PromptTuning", "training.packing": False, "training.compile": True},
         [
             (
-                "method.type PrefixTuning and PromptTuning require training.packing false, training.compile false and "
-                "training.activationCheckpointing None: virtual tokens would be lost"
+                "method.type PrefixTuning and PromptTuning require training.packing false, training.compile false, training.activationCheckpointing None and no training.neftuneAlpha"
             )
         ],
     ),
     (
         {"objective.type": "Distillation"},
-        ["objective: distillation is required when type is Distillation, and forbidden otherwise"],
+        [
+            "objective: set only the parameters of the type: dpo for DPO, kto for KTO, orpo for ORPO, simpo for SimPO and rewardModel for RewardModel; distillation is required for Distillation"
+        ],
     ),
     (
         {"objective.distillation": TEACHER},
-        ["objective: distillation is required when type is Distillation, and forbidden otherwise"],
+        [
+            "objective: set only the parameters of the type: dpo for DPO, kto for KTO, orpo for ORPO, simpo for SimPO and rewardModel for RewardModel; distillation is required for Distillation"
+        ],
     ),
     (
         {"objective.type": "DPO"},
         [
-            "data.columns.type: objective.type DPO, ORPO, SimPO or RewardModel requires data.columns.type Preference"
+            "data.columns.type: objective.type DPO, ORPO, SimPO or RewardModel requires data.columns.type Preference, which no other objective allows: for SFT and Distillation use Text, Messages or PromptResponse"
         ],
     ),
     (
         {"data.columns": PREFERENCES},
         [
             (
-                "data.columns.type Preference requires objective.type DPO, ORPO, SimPO or RewardModel: for SFT and "
-                "Distillation use Text, Messages or PromptResponse"
+                "data.columns.type: objective.type DPO, ORPO, SimPO or RewardModel requires data.columns.type Preference, which no other objective allows: for SFT and Distillation use Text, Messages or PromptResponse"
             )
         ],
     ),
@@ -267,53 +292,66 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
     (
         {"objective.type": "ORPO"},
         [
-            "data.columns.type: objective.type DPO, ORPO, SimPO or RewardModel requires data.columns.type Preference"
+            "data.columns.type: objective.type DPO, ORPO, SimPO or RewardModel requires data.columns.type Preference, which no other objective allows: for SFT and Distillation use Text, Messages or PromptResponse"
         ],
     ),
     (
         {"objective.type": "ORPO", "data.columns": UNPAIRED},
         [
-            "data.columns.type: objective.type DPO, ORPO, SimPO or RewardModel requires data.columns.type Preference",
+            "data.columns.type: objective.type DPO, ORPO, SimPO or RewardModel requires data.columns.type Preference, which no other objective allows: for SFT and Distillation use Text, Messages or PromptResponse",
             (
-                "data.columns.type Unpaired requires objective.type KTO: for SFT and Distillation use "
-                "Text, Messages or PromptResponse"
+                "data.columns.type: objective.type KTO requires data.columns.type Unpaired, which no other objective allows: for SFT and Distillation use Text, Messages or PromptResponse"
             ),
         ],
     ),
     (
         {"objective.type": "KTO"},
-        ["data.columns.type: objective.type KTO requires data.columns.type Unpaired"],
+        [
+            "data.columns.type: objective.type KTO requires data.columns.type Unpaired, which no other objective allows: for SFT and Distillation use Text, Messages or PromptResponse"
+        ],
     ),
     (
         {"objective.type": "DPO", "data.columns": UNPAIRED},
         [
-            "data.columns.type: objective.type DPO, ORPO, SimPO or RewardModel requires data.columns.type Preference",
+            "data.columns.type: objective.type DPO, ORPO, SimPO or RewardModel requires data.columns.type Preference, which no other objective allows: for SFT and Distillation use Text, Messages or PromptResponse",
             (
-                "data.columns.type Unpaired requires objective.type KTO: for SFT and Distillation use "
-                "Text, Messages or PromptResponse"
+                "data.columns.type: objective.type KTO requires data.columns.type Unpaired, which no other objective allows: for SFT and Distillation use Text, Messages or PromptResponse"
             ),
         ],
     ),
     (
         {"data.columns": {"type": "Text"}, "objective.lossOn": "Answer"},
-        ["objective.lossOn Answer and LastAnswer require data.columns.type PromptResponse or Messages"],
+        [
+            "objective.lossOn Answer and LastAnswer require data.columns.type PromptResponse or Messages, and, when data.prepare.promptTemplate is set or the type is Text, data.prepare.responseTemplate"
+        ],
     ),
     (
         {"data.columns": {"type": "Text", "messageWeight": "train"}},
-        ["data.columns.messageWeight: messageWeight can be set only when type is Messages"],
+        ["data.columns: messageWeight, messages and tools can be set only when type is Messages"],
     ),
     (
         {"data.columns": {"type": "Messages", "messageWeight": "train"}, "objective.lossOn": "All"},
-        ["objective.lossOn: data.columns.messageWeight must not be set when objective.lossOn is All"],
+        [
+            "objective.lossOn must not be All when data.columns.messageWeight is set, or when data.source.type is InferenceTable, whose earlier answers have no feedback"
+        ],
     ),
-    ({"training.epochs": 1, "training.maxSteps": 2}, ["training.maxSteps: set epochs or maxSteps, not both"]),
+    (
+        {"training.epochs": 1, "training.maxSteps": 2},
+        [
+            "training: set epochs or maxSteps, warmupSteps or warmupRatio, and decaySteps or decayRatio, not both"
+        ],
+    ),
     (
         {"training.warmupSteps": 1, "training.warmupRatio": 0.1},
-        ["training.warmupRatio: set warmupSteps or warmupRatio, not both"],
+        [
+            "training: set epochs or maxSteps, warmupSteps or warmupRatio, and decaySteps or decayRatio, not both"
+        ],
     ),
     (
         {"training.scheduler": "WSD", "training.decaySteps": 2, "training.decayRatio": 0.1},
-        ["training.decayRatio: set decaySteps or decayRatio, not both"],
+        [
+            "training: set epochs or maxSteps, warmupSteps or warmupRatio, and decaySteps or decayRatio, not both"
+        ],
     ),
     (
         {"training.decaySteps": 2},
@@ -347,35 +385,39 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
         {"training.minLearningRate": 1e-06, "training.scheduler": "Constant"},
         [
             (
-                "training.minLearningRate: minLearningRate requires a learning rate that decreases: set scheduler to "
-                "Linear, Cosine or WSD"
+                "training.minLearningRate: minLearningRate must be below learningRate, and requires scheduler Linear, Cosine or WSD"
             )
         ],
     ),
     (
         {"training.scheduler": "WSD", "training.minLearningRate": 1e-05, "training.learningRate": 1e-05},
-        ["training.minLearningRate: minLearningRate must be below learningRate: lower minLearningRate"],
+        [
+            "training.minLearningRate: minLearningRate must be below learningRate, and requires scheduler Linear, Cosine or WSD"
+        ],
     ),
     (
         {"training.earlyStopping": {}},
         [
-            "training.earlyStopping: earlyStopping requires evaluations during training: set training.evalEverySteps"
+            "training.evalEverySteps: earlyStopping and select Best require evaluations during training: set training.evalEverySteps"
         ],
     ),
     (
         {"training.select": "Best"},
-        ["training.select: select Best requires evaluations during training: set training.evalEverySteps"],
+        [
+            "training.evalEverySteps: earlyStopping and select Best require evaluations during training: set training.evalEverySteps"
+        ],
     ),
     (
         {"model.adapter": "Continue", "method": {"type": "Full"}},
-        ["model.adapter Continue requires method.type LoRA, QLoRA or DoRA"],
+        [
+            "model.adapter Continue requires method.type LoRA, QLoRA or DoRA, without method.lora: the adapter keeps its rank, scale and layers"
+        ],
     ),
     (
         {"model.adapter": "Continue", "method": {"type": "LoRA", "lora": {"rank": 8}}},
         [
             (
-                "method.lora must not be set when model.adapter is Continue: the adapter keeps its rank, scale"
-                " and layers"
+                "model.adapter Continue requires method.type LoRA, QLoRA or DoRA, without method.lora: the adapter keeps its rank, scale and layers"
             )
         ],
     ),
@@ -383,8 +425,7 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
         {"model.adapter": "Continue", "method": {"type": "LoRA", "lora": {"init": "PiSSA"}}},
         [
             (
-                "method.lora must not be set when model.adapter is Continue: the adapter keeps its rank, scale"
-                " and layers"
+                "model.adapter Continue requires method.type LoRA, QLoRA or DoRA, without method.lora: the adapter keeps its rank, scale and layers"
             )
         ],
     ),
@@ -420,8 +461,7 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
         {"model.newTokens": ["<a>"], "model.adapter": "Continue", "method": {"type": "LoRA"}},
         [
             (
-                "model.newTokens requires method.export Merged when an adapter is trained: the base has no rows for the new"
-                " tokens"
+                "model.newTokens requires method.type Full, or LoRA, QLoRA or DoRA with method.export Merged, and an objective.type other than Distillation"
             ),
             (
                 "model.newTokens: newTokens must not be set when adapter is Continue: the adapter keeps the vocabulary that"
@@ -431,7 +471,9 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
     ),
     (
         {"model.newTokens": ["<a>"], "method": {"type": "PromptTuning"}, "training.packing": False},
-        ["model.newTokens requires method.type Full, LoRA, QLoRA or DoRA: virtual tokens train no embedding"],
+        [
+            "model.newTokens requires method.type Full, or LoRA, QLoRA or DoRA with method.export Merged, and an objective.type other than Distillation"
+        ],
     ),
     (
         {
@@ -440,8 +482,7 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
         },
         [
             (
-                "model.newTokens must not be set when objective.type is Distillation: the teacher has no rows for the new "
-                "tokens"
+                "model.newTokens requires method.type Full, or LoRA, QLoRA or DoRA with method.export Merged, and an objective.type other than Distillation"
             )
         ],
     ),
@@ -452,8 +493,7 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
             "training.precision": "FP16",
         },
         [
-            "training.optimizer.type Muon requires method.type Full",
-            "training.optimizer.weights BF16 requires method.type Full",
+            "training.optimizer.type Muon and training.optimizer.weights BF16 require method.type Full",
             "training.optimizer.weights: optimizer.weights BF16 requires precision BF16",
             "training.optimizer.weights: weights BF16 requires type AdamW or AdamW8bit",
         ],
@@ -466,7 +506,7 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
         {"method.export": "Merged", "training.earlyStopping": {}},
         [
             "method.export: export Merged requires type LoRA, QLoRA or DoRA",
-            "training.earlyStopping: earlyStopping requires evaluations during training: set training.evalEverySteps",
+            "training.evalEverySteps: earlyStopping and select Best require evaluations during training: set training.evalEverySteps",
         ],
     ),
 ]
@@ -475,8 +515,7 @@ PREPARATIONS: dict[str, tuple[dict[str, Any], list[str]]] = {
         {"source": {"type": "Hub"}},
         [
             (
-                "data.source: type Hub requires dataset, type Mix requires sources, and the other types require exactly one"
-                " of path and table"
+                "data.source: type Hub requires dataset, and allows config, split and revision; type Mix requires sources; the other types require path, or table instead for Delta, Parquet and InferenceTable"
             )
         ],
     ),
@@ -493,8 +532,7 @@ PREPARATIONS: dict[str, tuple[dict[str, Any], list[str]]] = {
         {"source": {"type": "Delta", "path": "/corpus", "table": "a.b"}},
         [
             (
-                "data.source: type Hub requires dataset, type Mix requires sources, and the other types require exactly one"
-                " of path and table"
+                "data.source: type Hub requires dataset, and allows config, split and revision; type Mix requires sources; the other types require path, or table instead for Delta, Parquet and InferenceTable"
             )
         ],
     ),
@@ -502,8 +540,7 @@ PREPARATIONS: dict[str, tuple[dict[str, Any], list[str]]] = {
         {"source": {"type": "Mix"}},
         [
             (
-                "data.source: type Hub requires dataset, type Mix requires sources, and the other types require exactly one"
-                " of path and table"
+                "data.source: type Hub requires dataset, and allows config, split and revision; type Mix requires sources; the other types require path, or table instead for Delta, Parquet and InferenceTable"
             )
         ],
     ),
@@ -517,7 +554,7 @@ PREPARATIONS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "near dedupe": (
         {"dedupe": {"exact": False, "near": {}}},
         [
-            "data.prepare.dedupe.near: dedupe.near requires dedupe.exact true: exact duplicates are removed first"
+            "data.prepare.dedupe: dedupe.columns and dedupe.near require dedupe.exact true, and must not both be set"
         ],
     ),
     "a template of both answers": (
@@ -546,8 +583,7 @@ PREPARATIONS: dict[str, tuple[dict[str, Any], list[str]]] = {
         {"columns": TEXT, "maxPromptChars": 9},
         [
             (
-                "data.prepare: prepare.minPromptChars and maxPromptChars can be set only when columns.type is "
-                "PromptResponse, Preference or Unpaired"
+                "data.prepare: prepare.minPromptChars, maxPromptChars and conversation can be set only when columns.type is PromptResponse, Preference or Unpaired"
             )
         ],
     ),
@@ -555,8 +591,7 @@ PREPARATIONS: dict[str, tuple[dict[str, Any], list[str]]] = {
         {"columns": TEXT, "conversation": {}},
         [
             (
-                "data.prepare.conversation: prepare.conversation can be set only when columns.type is PromptResponse, "
-                "Preference or Unpaired"
+                "data.prepare: prepare.minPromptChars, maxPromptChars and conversation can be set only when columns.type is PromptResponse, Preference or Unpaired"
             )
         ],
     ),
@@ -570,7 +605,7 @@ PREPARATIONS: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
     "Jinja without a template": (
         {"templateSyntax": "Jinja"},
-        ["data.prepare.templateSyntax: templateSyntax Jinja requires promptTemplate"],
+        ["data.prepare.promptTemplate: responseTemplate and templateSyntax Jinja require promptTemplate"],
     ),
     "an evaluation set that is a source of the mix": (
         {
@@ -584,11 +619,13 @@ PREPARATIONS: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
     "response template alone": (
         {"responseTemplate": "{answer}"},
-        ["data.prepare.responseTemplate: responseTemplate can be set only when promptTemplate is set"],
+        ["data.prepare.promptTemplate: responseTemplate and templateSyntax Jinja require promptTemplate"],
     ),
     "the answer of a text": (
         {"columns": TEXT, "objective": {"lossOn": "Answer"}},
-        ["objective.lossOn Answer and LastAnswer require data.columns.type PromptResponse or Messages"],
+        [
+            "objective.lossOn Answer and LastAnswer require data.columns.type PromptResponse or Messages, and, when data.prepare.promptTemplate is set or the type is Text, data.prepare.responseTemplate"
+        ],
     ),
     "split": (
         {"splitRatios": {"train": 0.9, "validation": 0.2, "test": 0.0}},
@@ -627,16 +664,15 @@ PREPARATIONS: dict[str, tuple[dict[str, Any], list[str]]] = {
                 "data sets into the prep pod"
             ),
             (
-                "data.prepare.decontaminate.sources[1]: type Hub requires dataset, and the other types require exactly one "
-                "of path and table"
+                "data.prepare.decontaminate.sources[1]: type Hub requires dataset, and allows config, split and revision; the other types require path, or table instead for Delta and Parquet"
             ),
         ],
     ),
     "two at once": (
         {"responseTemplate": "{answer}", "dedupe": {"exact": False, "near": {}}},
         [
-            "data.prepare.responseTemplate: responseTemplate can be set only when promptTemplate is set",
-            "data.prepare.dedupe.near: dedupe.near requires dedupe.exact true: exact duplicates are removed first",
+            "data.prepare.promptTemplate: responseTemplate and templateSyntax Jinja require promptTemplate",
+            "data.prepare.dedupe: dedupe.columns and dedupe.near require dedupe.exact true, and must not both be set",
         ],
     ),
 }
@@ -663,14 +699,13 @@ FOUND: dict[str, tuple[Json, Columns, str | None]] = {
     "a text, whose answer nobody knows": (
         {"objective": {"lossOn": "Answer"}},
         Columns(type="Text"),
-        "objective.lossOn Answer and LastAnswer require data.columns.type PromptResponse or Messages; the data has "
+        "objective.lossOn Answer and LastAnswer require data.columns.type PromptResponse or Messages, and, when data.prepare.promptTemplate is set or the type is Text, data.prepare.responseTemplate; the data has "
         "columns of type Text",
     ),
     "turns of a text": (
         {"conversation": {}},
         Columns(type="Text"),
-        "data.prepare.conversation: prepare.conversation can be set only when columns.type is PromptResponse, "
-        "Preference or Unpaired; the data has columns of type Text",
+        "data.prepare: prepare.minPromptChars, maxPromptChars and conversation can be set only when columns.type is PromptResponse, Preference or Unpaired; the data has columns of type Text",
     ),
     "turns of a pair": ({"conversation": {}}, Columns(type="PromptResponse"), None),
     # The API server accepted the job, if by rules of another version.
