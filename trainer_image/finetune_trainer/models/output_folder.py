@@ -76,7 +76,8 @@ class ModelFolder:
         uri: the URI of the folder, on a volume or in an object store.
         job: the FineTuneJob.
         attempt: the number of the attempt.
-        retry_delays_seconds: the pauses before each retry of a request that the storage failed, while the model is written.
+        retry_delays_seconds: the pauses before each retry of a request that the storage failed. No retry begins later than their sum after
+            the first request.
     """
 
     def __init__(
@@ -96,15 +97,18 @@ class ModelFolder:
             SupersededError: a later attempt writes the folder.
         """
         with self._translating_errors(RecipeRefusedError):
-            files, path = filesystems.open_filesystem(self.uri)
-            current = self._check(claiming=True)
-            if current is not None and current.files is not None:
-                return
-            filesystems.make_folder(files, path)
-            if current is None:
-                self._create()
-            else:
-                self._write(self._build_manifest(current))
+            self._retry(self._take, repeats_refusals=False)
+
+    def _take(self) -> None:
+        files, path = filesystems.open_filesystem(self.uri)
+        current = self._check(claiming=True)
+        if current is not None and current.files is not None:
+            return
+        filesystems.make_folder(files, path)
+        if current is None:
+            self._create()
+        else:
+            self._write(self._build_manifest(current))
 
     def is_finished(self) -> bool:
         """Return whether an attempt of this job has completed the folder.
@@ -160,8 +164,14 @@ class ModelFolder:
         filesystems.make_folder(files, str(PurePosixPath(target).parent))
         files.put_file(str(source), target)
 
-    def _retry(self, operation: Callable[[], T]) -> T:
-        """Call `operation`, which can be repeated; if the storage fails, call it again after a pause."""
+    def _retry(self, operation: Callable[[], T], *, repeats_refusals: bool = True) -> T:
+        """Call `operation`, which can be repeated; if the storage fails, call it again after a pause.
+
+        Args:
+            repeats_refusals: also call it again if the bucket or volume is missing, or the login is missing or refused.
+        """
+        # NB: clients of stores repeat requests themselves before they raise an error, that of Databricks for five minutes.
+        deadline = time.monotonic() + sum(self._retry_delays_seconds)
         for delay_seconds in self._retry_delays_seconds:
             try:
                 return operation()
@@ -169,7 +179,8 @@ class ModelFolder:
                 raise
             except Exception as error:
                 failure = filesystems.describe_failure(error)
-                if failure is None:
+                is_final = not repeats_refusals and self._refusal(error) is not None
+                if failure is None or is_final or time.monotonic() >= deadline:
                     raise
                 print(
                     f"output.uri {self.uri} cannot be written: {failure}; retrying in {delay_seconds:g} s",

@@ -192,6 +192,8 @@ def is_missing(error: BaseException) -> bool:
 
 def is_forbidden(error: BaseException) -> bool:
     """Whether a store refuses the login."""
+    if _find_silent_login_server(error) is not None:
+        return False
     # NB: gcsfs has no error class for a refused login.
     is_gcs_refusal = isinstance(error, OSError) and str(error).startswith("Forbidden: ")
     status = getattr(error, "status_code", getattr(error, "code", None))
@@ -209,11 +211,32 @@ def has_no_login(error: BaseException) -> bool:
     return is_ambiguous and not os.environ.get("AZURE_CLIENT_ID")
 
 
+def _find_silent_login_server(error: BaseException) -> BaseException | None:
+    """Return the error of Google's client that the server of its logins does not answer; None for any other error.
+
+    NB: gcsfs raises the same error, with status 401, if that server refuses the login and if it does not answer.
+    """
+    return next(
+        (
+            cause
+            for cause in _iterate_causes(error)
+            if type(cause).__module__.startswith("google.auth.")
+            and (type(cause).__name__ == "TransportError" or getattr(cause, "retryable", False))
+        ),
+        None,
+    )
+
+
 def describe_failure(error: BaseException) -> str | None:
     """Return the message of a storage error (no space, no permission, no connection); None for any other error.
 
     The causes of the error are checked too: torch's archives raise an error of their own when a file cannot be written.
     """
+    silence = _find_silent_login_server(error)
+    if silence is not None:
+        # NB: the text of an error with an answer of the server is a tuple.
+        text = first_line(silence.args[0] if silence.args else silence)
+        return f"the server of the login does not answer: {text}"[:_MAX_MESSAGE_CHARS]
     for cause in _iterate_causes(error):
         if isinstance(cause, OSError):
             return cause.strerror or _describe_os_error(cause)

@@ -30,6 +30,8 @@ _REFUSALS = re.compile(
 )
 # What the SDK reports if it finds no login in the environment.
 _NO_LOGIN = "cannot configure default credentials"
+# The status in the log of a request whose answer the SDK could not read, for example that of a load balancer.
+_UNREADABLE = re.compile(r"\Aunable to parse response\b.*?^< (\d{3}) ", re.DOTALL | re.MULTILINE)
 # Errors that the SDK raises, beside its own classes, if the workspace or the login server returns an unexpected answer. Any request
 # may call the login server, to renew the login.
 _UNEXPECTED = (ValueError, KeyError, NotImplementedError)
@@ -241,9 +243,15 @@ def _open_api(path: str) -> Iterator[FilesExt]:
             "USE SCHEMA above it"
         ) from error
     except DatabricksError as error:
-        raise OSError(f"{path}: {error}") from error
+        raise OSError(f"{path}: {_describe_error(error)}") from error
     except _UNEXPECTED as error:
         raise _classify_error(path, error) from error
+
+
+def _describe_error(error: DatabricksError) -> str:
+    """Return what the workspace answered. NB: for an unreadable answer, the SDK writes a page that asks for a bug report."""
+    unreadable = _UNREADABLE.search(str(error))
+    return f"the workspace answered with HTTP status {unreadable[1]}" if unreadable else str(error)
 
 
 def _classify_error(path: str, error: Exception) -> OSError:

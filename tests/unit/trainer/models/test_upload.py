@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -82,7 +83,7 @@ def pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pod:
     for name, value in made.environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("FINETUNE_ATTEMPT", "1")
-    monkeypatch.setattr(upload, "_RETRY_DELAYS_SECONDS", (0, 0))
+    monkeypatch.setattr(upload, "_RETRY_DELAYS_SECONDS", (0.2, 0.2))
     return made
 
 
@@ -125,6 +126,54 @@ def test_a_storage_that_fails_is_tried_again(pod: Pod, monkeypatch: pytest.Monke
     pod.leave(FILES)
     assert pod.upload() == (0, "", "")
     assert pod.uploaded() == FILES
+
+
+# What the storage says to the first requests, how many get it, and the exit code, the reason and the number of requests after which the
+# claim ends. A refusal before the command is final.
+CLAIMS: dict[str, tuple[Exception, int, tuple[int, str, int]]] = {
+    "goes on": (OSError("SlowDown"), 2, (0, "", 3)),
+    "stays away": (OSError("SlowDown"), 3, (1, "OutputUnwritable", 3)),
+    "refuses": (PermissionError("no access"), 3, (64, "OutputForbidden", 1)),
+}
+
+
+@pytest.mark.parametrize(("error", "count", "expected"), CLAIMS.values(), ids=CLAIMS)
+def test_a_claim_asks_again(
+    pod: Pod,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+    count: int,
+    expected: tuple[int, str, int],
+) -> None:
+    take, requests = ModelFolder._take, []
+
+    def fail_first(self: ModelFolder) -> None:
+        requests.append(self.uri)
+        if len(requests) <= count:
+            raise error
+        take(self)
+
+    monkeypatch.setattr(ModelFolder, "_take", fail_first)
+    pod.leave(FILES)
+    code, reason, _ = pod.upload()
+    assert (code, reason, len(requests)) == expected
+    assert (pod.shared / "claimed").exists() == (code == 0)
+
+
+def test_a_storage_whose_client_takes_longer_than_all_pauses_is_asked_once(
+    pod: Pod, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests = []
+
+    def time_out(self: LocalFileSystem, *_: str) -> None:
+        requests.append(self)
+        time.sleep(0.5)
+        raise TimeoutError("timed out")
+
+    monkeypatch.setattr(LocalFileSystem, "put_file", time_out)
+    pod.leave(FILES)
+    assert pod.upload()[:2] == (1, "OutputUnwritable")
+    assert len(requests) == 1
 
 
 def fail_storage(pod: Pod, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from azure.core.exceptions import ClientAuthenticationError
 from azure.identity import CredentialUnavailableError
 from botocore.exceptions import NoCredentialsError
 from fsspec.implementations.local import LocalFileSystem
+from gcsfs.retry import HttpError
 from google.auth.exceptions import DefaultCredentialsError, RefreshError, TransportError
 
 from finetune_trainer.storage import filesystems
@@ -135,6 +136,31 @@ def test_what_an_error_says(error: Exception, sentence: str | None) -> None:
 )
 def test_which_errors_say_that_there_is_no_login(error: Exception, found: bool) -> None:
     assert filesystems.has_no_login(error) is found
+
+
+# What the server of Google's logins does, and whether the store refuses the login, and what is reported otherwise.
+GOOGLE_LOGINS: dict[str, tuple[Exception, bool, str]] = {
+    "refuses": (RefreshError("invalid_grant: Invalid JWT Signature.", {}), True, "Invalid Credentials, 401"),
+    "is busy": (
+        RefreshError("unavailable", {}, retryable=True),
+        False,
+        "the server of the login does not answer: unavailable",
+    ),
+    "is away": (
+        TransportError("connection refused"),
+        False,
+        "the server of the login does not answer: connection refused",
+    ),
+}
+
+
+@pytest.mark.parametrize(("cause", "is_refused", "sentence"), GOOGLE_LOGINS.values(), ids=GOOGLE_LOGINS)
+def test_a_login_of_google_whose_server_is_away_is_not_refused(
+    cause: Exception, is_refused: bool, sentence: str
+) -> None:
+    error = HttpError({"code": 401, "message": "Invalid Credentials"})
+    error.__cause__ = cause
+    assert (filesystems.is_forbidden(error), filesystems.describe_failure(error)) == (is_refused, sentence)
 
 
 def test_a_login_of_azure_whose_server_is_away_is_a_login(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -191,6 +191,15 @@ def test_what_a_workspace_refuses_is_one_sentence(
     )
 
 
+def test_an_answer_that_is_not_of_the_workspace_is_reported_by_its_status(workspace: Workspace) -> None:
+    workspace.faults.append(Fault(503, "busy", path="/api/2.0/fs/"))
+    folder = f"{VOLUME}/tiny"
+    assert failure(lambda: VolumesFileSystem().ls(folder)) == (
+        "OSError",
+        f"{folder}: the workspace answered with HTTP status 503",
+    )
+
+
 TOKENS, DISCOVERY = "/oidc/v1/token", "/oidc/.well-known"
 REFUSED = {"error": "invalid_client", "error_description": "Client authentication failed"}
 UNREADABLE, UNWRITABLE = (1, "ModelUnreadable"), (1, "OutputUnwritable")

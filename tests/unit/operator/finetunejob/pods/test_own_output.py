@@ -6,6 +6,7 @@ import inspect
 from typing import Any
 
 import pytest
+import yaml
 
 from finetune_crds.base import Json
 from finetune_operator.finetunejob.pods import output_runner
@@ -19,6 +20,7 @@ from fixtures.operator_in_memory.decisions import (
     observed,
     status,
 )
+from support.documents import Page
 
 SETTINGS = Settings(trainer_image="trainer:1", trainer_pull_policy="Always")
 OUTPUT: Json = {"uri": "s3://models/alpaca", "from": "/outputs"}
@@ -116,6 +118,23 @@ def test_the_upload_comes_after_the_other_init_containers() -> None:
         *(*RUNNER, "/outputs", "share", "110"),
         *("python3", "/etc/finetune/dependencies.py", "run", *COMMAND),
     ]
+
+
+def test_only_the_upload_has_the_file_of_its_login() -> None:
+    (example,) = (
+        yaml.safe_load(block.text)["template"]["spec"]
+        for block in Page("docs/finetunejob/own-script.md").blocks("yaml")
+        if "google-key" in block.text
+    )
+    spec = pod_spec(example)
+    (upload,), (main,) = spec["initContainers"], spec["containers"]
+    (own,) = example["initContainers"]
+    assert upload["command"] == ["finetune-upload"]
+    assert all(item in upload["env"] for item in own["env"])
+    assert [item for item in upload["volumeMounts"] if item not in main["volumeMounts"]] == own[
+        "volumeMounts"
+    ]
+    assert example["volumes"][0] in spec["volumes"]
 
 
 # The resources of the container `main`, and those of the upload: a quota can require a limit for each container.
