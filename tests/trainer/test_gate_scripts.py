@@ -6,24 +6,21 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
 from transformers import AutoTokenizer
 
-from finetune_crds import ModelPromotion
-from finetune_crds.recipe import Recipe
-from finetune_trainer.train.delivery import signature
 from support.cells import WARNINGS
-from support.exports import PROMPTS, written
+from support.gate_jobs import SAMPLES, read_job, register_version
 from support.http_server import Answer, Request, serving
 from support.reward_models import save_reward_model
 from support.training import new_run
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from finetune_crds.gates import JobGate
     from finetune_trainer.train.runtime.distributed import World
     from support.pods import Pod
@@ -33,30 +30,12 @@ pytestmark = [
     *(pytest.mark.filterwarnings(warning) for warning in WARNINGS),
     pytest.mark.usefixtures("mlflow_imported"),
 ]
-SAMPLES = Path(__file__).parents[2] / "crds" / "samples"
 CHAT_TEMPLATE = "{% for message in messages %}{{ message.content }}\n{% endfor %}"
 
 
 @pytest.fixture
 def version(pod: Pod, base_model: Path, world: World, mlflow: Mlflow) -> str:
-    """A version of the model of the samples, which the sample lora registers. Its input is the column with the prompt."""
-    job = yaml.safe_load((SAMPLES / "lora.yaml").read_text(encoding="utf-8"))
-    recipe = Recipe.model_validate(pod.but({"data.columns": job["spec"]["data"]["columns"]}).recipe)
-    assert recipe.data.columns
-    examples = replace(PROMPTS, prompt=signature.name_prompt(recipe, recipe.data.columns))
-    written(recipe, pod.folder / "export", base_model, world, examples)
-    client = mlflow.client()
-    client.create_registered_model("docstring-llama-lora")
-    client.create_model_version("docstring-llama-lora", source=(pod.folder / "export").as_uri())
-    return "models:/docstring-llama-lora/1"
-
-
-def read_job(name: str) -> JobGate:
-    """The Job of the first gate of a sample."""
-    body = next(yaml.safe_load_all((SAMPLES / f"{name}.yaml").read_text(encoding="utf-8")))
-    job = ModelPromotion.model_validate(body).spec.gates[0].job
-    assert job
-    return job
+    return register_version(pod, base_model, world, mlflow)
 
 
 def run_job(job: JobGate, environment: dict[str, str], script: str | None = None) -> None:

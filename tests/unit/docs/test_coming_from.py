@@ -196,6 +196,10 @@ ANSWERS: dict[str, dict[str, list[str]]] = {
     "A NeMo Automodel recipe": {
         "`checkpoint.staging_dir`": ["TMPDIR", "trainer.args"],
         "`--section.field value` on the command line": ["trainer.args"],
+        "a recipe file of your own": ["trainer.code.configMapRef", "trainer.code.git", "trainer.args"],
+        # It goes on by itself.
+        "`checkpoint.restore_from`": [],
+        "`epoch_*_step_*/model/consolidated`": ["output.uri: s3://models/squad-llama-1b", "model.base"],
     },
     "Accelerate, DeepSpeed and Lightning scripts": {
         "the script under torchrun": ["trainer.command"],

@@ -42,7 +42,7 @@ OF_OTHERS = {
     "mlflow.source.git.repoURL", "mlflow.transformers", "mlflow.transformers.load_model", "randomSplit", "requirements.txt", "step_scheduler.max_steps",
     "spark.dynamicAllocation.enabled", "spark.executor.memoryOverheadFactor", "spark.kubernetes.executor.limit.cores",
     "compute.num_accelerators", "compute.accelerator_type", "compute.pool_id", "compute.priority_class", "environment.version",
-    "environment.unity_catalog_image", "code_source.snapshot.root_path", "code_source.root_path", "checkpoint.staging_dir", "torch.distributed",
+    "environment.unity_catalog_image", "code_source.snapshot.root_path", "code_source.root_path", "checkpoint.staging_dir", "checkpoint.restore_from", "torch.distributed",
     "driver.template", "initContainers", "restartPolicy", "environment.dependencies", "executor.template", "spark.jobNamespaces", "sparkConf",
     "extraJavaOptions", "fs.azure", "fs.gs", "spark.databricks.delta", "spark.hadoop.fs.s3a", "spark.jars", "spark.memory", "spark.network", "spark.plugins", "spark.shuffle", "spark.sql.adaptive", "spark.sql.extensions", "spark.sql.files", "spark.sql.shuffle",
     "maxTrialCount", "parallelTrialCount", "maxFailedTrialCount", "tpe.suggest",
