@@ -319,9 +319,9 @@ def unreachable(url: str) -> str:
 
 
 def test_a_server_that_is_away(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
+    with socket.create_server(("127.0.0.1", 0)) as silent, monkeypatch.context() as patch:
         port = silent.getsockname()[1]
-        monkeypatch.setattr(bounded, "TIMEOUT_SECONDS", 0.3)
+        patch.setattr(bounded, "TIMEOUT_SECONDS", 0.3)
         assert unreachable(f"https://127.0.0.1:{port}/code.git") == "no response within 0.3 s"
     assert unreachable(f"https://127.0.0.1:{port}/code.git") == "the connection failed"
     monkeypatch.setattr(bounded, "create_ssl_context", ssl.create_default_context)
