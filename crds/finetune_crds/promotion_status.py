@@ -182,8 +182,12 @@ class Withheld(ApiModel):
     """Reason in a sentence."""
 
 
-class VersionIdentity(ApiModel):
-    """Facts that distinguish a version from a version with the same number in another registry."""
+MAX_VERSION_RECORDS = 64
+_Digest = Annotated[str, Field(max_length=64)]
+
+
+class VersionRecord(ApiModel):
+    """Identity of a version, and what this promotion decided about it."""
 
     version: _Version
     """Number of the version."""
@@ -191,6 +195,16 @@ class VersionIdentity(ApiModel):
     """When the version was created."""
     run_id: Annotated[str, Field(max_length=256)] | None = None
     """The run that created the version."""
+    held: bool | None = None
+    """True if the version had the alias, other than by drift, and its endpoint did not fail."""
+    gates: _Digest | None = None
+    """Digest of the gates that the version passed when it was promoted. Absent if the version must be judged again."""
+    approved_by: Annotated[str, Field(max_length=512)] | None = None
+    """Who approved that promotion."""
+    bad: _Digest | None = None
+    """Digest of spec.gates and spec.serving with which the version failed at its endpoint."""
+    skipped: bool | None = None
+    """True if someone moved the alias away from the version, or past it, and onDrift is Adopt."""
 
 
 class RegistryIdentity(ApiModel):
@@ -201,14 +215,13 @@ class RegistryIdentity(ApiModel):
 
     model_creation_time: datetime | None = None
     """When the model was created."""
+    has_decisions: bool | None = None
+    """True unless an earlier release wrote `versions`."""
     versions: Annotated[
-        list[VersionIdentity],
-        Field(
-            max_length=64,
-            json_schema_extra=list_type_map("version"),
-        ),
+        list[VersionRecord],
+        Field(max_length=MAX_VERSION_RECORDS, json_schema_extra=list_type_map("version")),
     ] = Field(default_factory=list)
-    """The versions that are named in this status."""
+    """The versions of this status and of its decisions. If there are too many, the lowest numbers are dropped."""
 
 
 class Journal(ApiModel):
@@ -221,6 +234,10 @@ class Journal(ApiModel):
     alias back, unless there is no version to move it back to."""
     withheld: Withheld | None = None
     """A version that the operator does not promote for now."""
+    lost: _Version | None = None
+    """The version whose deletion removed the alias, until the alias is set again."""
+    old_approval: _Digest | None = None
+    """Digest of the approval that was in the spec when the promotion started over. It does not count."""
 
 
 class ModelPromotionStatus(ApiModel):
@@ -279,6 +296,16 @@ class ModelPromotionStatus(ApiModel):
     def abandoned(self) -> Move | None:
         """The move that was given up."""
         return self.journal.abandoned if self.journal else None
+
+    @property
+    def lost(self) -> str | None:
+        """The version whose deletion removed the alias, until the alias is set again."""
+        return self.journal.lost if self.journal else None
+
+    def find_record(self, version: str | None) -> VersionRecord | None:
+        """What this promotion recorded about a version."""
+        records = self.registry.versions if self.registry else []
+        return next((item for item in records if item.version == version), None)
 
     @property
     def withheld(self) -> Withheld | None:

@@ -24,6 +24,7 @@ from finetune_operator.mlflow.runs import Server
 from finetune_operator.modelpromotion.conflicts import ConflictFinder
 from finetune_operator.modelpromotion.gate_job_reader import GateJobReader
 from finetune_operator.modelpromotion.model import Observed, Promotion, SourceJob
+from finetune_operator.modelpromotion.version_records import import_history
 from finetune_operator.modelpromotion.versions import main_version, named_version, target_version
 from finetune_operator.registry.base import ModelVersion, RegisteredModel, Registry, is_same_name
 from finetune_operator.registry.choose import open_registry, resolve_registry
@@ -55,7 +56,7 @@ def read_promotion(body: Json) -> Promotion:
     spec, invalid = read_spec(ModelPromotionSpec, body)
     if spec and not spec.model:
         spec = spec.model_copy(update={"model": meta["name"]})
-    status = read_status(ModelPromotionStatus, body, "promotion")
+    status = import_history(read_status(ModelPromotionStatus, body, "promotion"))
     editor, edited = last_edit(meta.get("managedFields") or [])
     return Promotion(
         name=meta["name"],

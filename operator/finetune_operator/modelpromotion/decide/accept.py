@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.modelpromotion import ModelPromotionSpec
 from finetune_operator.modelpromotion.decide.draft import Draft
+from finetune_operator.modelpromotion.version_records import forget_moves
 from finetune_operator.policy.address import find_passwords
 from finetune_operator.policy.result import Continue, Outcome, Stop
 from finetune_operator.policy.unity_catalog import find_wrong_tags
@@ -40,6 +41,7 @@ def accept(draft: Draft) -> Outcome:
         # Moves by the older promotion are not drift: when the older one is deleted, this promotion starts from where the alias is then.
         draft.update(promoted=None, current=None, watch_start_time=None)
         draft.remember(move=None, abandoned=None)
+        draft.status = forget_moves(draft.status)
         return _refuse(draft, ConditionReason.CONFLICT, message)
     if draft.observed.loop:
         message = f"{draft.observed.loop}: change the source of one of them"

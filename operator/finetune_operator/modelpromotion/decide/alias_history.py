@@ -90,12 +90,5 @@ def _may_move_alias(draft: Draft, version: str, saved: Sequence[Route]) -> bool:
 
 def _had_alias(draft: Draft, version: str | None) -> bool:
     """Whether the version had the alias, other than by drift, and did not lose it because it failed."""
-    # The newest move comes first, so the last move of the alias to or from the version decides.
-    for move in draft.status.history:
-        if move.reason in _DRIFT_REASONS:
-            continue
-        if version == move.to_version:
-            return True
-        if version == move.from_version:
-            return move.reason != "Withdrawn"
-    return version == draft.status.previous
+    record = draft.status.find_record(version)
+    return (record is not None and record.held is True) or version == draft.status.previous

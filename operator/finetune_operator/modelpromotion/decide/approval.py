@@ -5,7 +5,9 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from finetune_crds.conditions import ConditionReason, ConditionType
+from finetune_crds.modelpromotion import Approval
 from finetune_crds.promotion_status import ApprovalStatus, SoakStatus
+from finetune_operator.modelpromotion.decide.digests import digest
 from finetune_operator.modelpromotion.decide.draft import Draft
 from finetune_operator.policy.result import Continue, Outcome, Stop
 from finetune_operator.text import format_time
@@ -21,7 +23,8 @@ def await_approval(draft: Draft) -> Outcome:
         draft.unset(ConditionType.APPROVED)
         return Continue
     state = _current_approval(draft, version)
-    if approval.version == version:
+    is_old = _is_from_before_start(draft, approval)
+    if approval.version == version and not is_old:
         return _approve(draft, state)
     # An approval that was withdrawn counts no longer.
     draft.update(approval=state.model_copy(update={"approval_time": None}))
@@ -31,15 +34,41 @@ def await_approval(draft: Draft) -> Outcome:
         return _time_out(draft, state)
     if state.expiration_time:
         draft.requeue_after((state.expiration_time - draft.now).total_seconds())
-    mismatch = f"; approval.version is {approval.version}" if approval.version else ""
+    if is_old and approval.version == version:
+        request = (
+            "the approval in the spec is from before the promotion started over, so remove spec.approval.version, and set it to "
+            f"{version} again"
+        )
+    else:
+        mismatch = f"; approval.version is {approval.version}" if approval.version else ""
+        request = f"set spec.approval.version to {version}{mismatch}"
     until = f", until {format_time(state.expiration_time)}" if state.expiration_time else ""
-    message = (
-        f"version {version} passed its gates and waits for approval{until}: set spec.approval.version to "
-        f"{version}{mismatch}"
-    )
+    message = f"version {version} passed its gates and waits for approval{until}: {request}"
     draft.set(ConditionType.APPROVED, False, ConditionReason.AWAITING_APPROVAL, message)
     draft.stop(ConditionReason.AWAITING_APPROVAL, message)
     return Stop
+
+
+def expire_approval(draft: Draft) -> None:
+    """Let the approval in the spec count no longer: it is about a version of the same number in another registry."""
+    approval = draft.spec.approval
+    draft.remember(old_approval=_digest_approval(approval) if approval and approval.version else None)
+
+
+def _is_from_before_start(draft: Draft, approval: Approval) -> bool:
+    """Whether the approval is the one that `expire_approval` recorded; the record ends as soon as the spec has another approval."""
+    recorded = draft.status.journal.old_approval if draft.status.journal else None
+    if recorded is None:
+        return False
+    if recorded == _digest_approval(approval):
+        return True
+    draft.remember(old_approval=None)
+    return False
+
+
+def _digest_approval(approval: Approval) -> str:
+    """Digest of what a person sets to approve a version."""
+    return digest([approval.version, approval.by])
 
 
 def _current_approval(draft: Draft, version: str) -> ApprovalStatus:

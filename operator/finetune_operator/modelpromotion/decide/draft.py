@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Any
 
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.modelpromotion import ModelPromotionSpec
@@ -12,6 +13,7 @@ from finetune_crds.promotion_status import Journal, ModelPromotionStatus, Move, 
 from finetune_crds.serving import Serving
 from finetune_operator.modelpromotion.decide.digests import terms_digest
 from finetune_operator.modelpromotion.model import Observed, Promotion, PromotionAction, PromotionDecision
+from finetune_operator.modelpromotion.version_records import update_record
 from finetune_operator.policy.status import StatusBuilder
 from finetune_operator.registry.base import MoveAlias
 from finetune_operator.settings import Settings
@@ -68,17 +70,9 @@ class Draft(StatusBuilder[ModelPromotionStatus]):
     @property
     def lost(self) -> str | None:
         """The version whose deletion removed the alias, until the alias is set again."""
-        watch_start = self.status.watch_start_time
-        # Repairs that removed the alias are skipped: they did not set it again.
-        moves = (move for move in self.status.history if (move.reason, move.to_version) != ("Repaired", None))
-        last = next(moves, None)
-        if last is None or last.reason != "VersionDeleted":
-            return None
-        # A deletion from before the watch started does not count: the promotion started over since.
-        is_watched = watch_start is not None and last.time >= watch_start
-        return last.from_version if is_watched else None
+        return self.status.lost
 
-    def remember(self, **entries: Move | Withheld | None) -> None:
+    def remember(self, **entries: Move | Withheld | str | None) -> None:
         """Write entries of the journal; None removes an entry."""
         journal = (self.status.journal or Journal()).model_copy(update=entries)
         self.update(journal=None if journal == Journal() else journal)
@@ -94,14 +88,12 @@ class Draft(StatusBuilder[ModelPromotionStatus]):
             back: the version that gets the alias; None to remove the alias.
             message: why the version is withheld.
         """
+        version, digest = self.status.promoted or "", terms_digest(self.spec)
         failed = Withheld(
-            version=self.status.promoted or "",
-            reason="Withdrawn",
-            digest=terms_digest(self.spec),
-            back=back,
-            message=truncate(message),
+            version=version, reason="Withdrawn", digest=digest, back=back, message=truncate(message)
         )
         self.remember(withheld=failed)
+        self.record_version(version, bad=digest)
         self.requeue_after(0)
 
     def move_alias(
@@ -123,8 +115,13 @@ class Draft(StatusBuilder[ModelPromotionStatus]):
             created=model.created if model else None,
         )
 
+    def record_version(self, version: str, **fields: Any) -> None:
+        """Set fields of the record of a version."""
+        self.status = update_record(self.status, version, **fields)
+
     def watch_from_now(self) -> None:
         """Record the version that the alias points at now as promoted, and watch the alias from now on."""
+        self.remember(lost=None)
         self.update(promoted=self.holder, watch_start_time=self.now)
         self.unset(ConditionType.DRIFTED)
 

@@ -39,15 +39,8 @@ def handle_drift(draft: Draft) -> Outcome:
 
 def _replaces_lost_version(draft: Draft) -> bool:
     """Whether, after the promoted version was deleted, the alias was set to a version that had it before."""
-    history = draft.status.history
-    # An overtaken move may never have been made.
-    past_versions = {move.to_version for move in history if move.reason != "Overtaken"}
-    # If a version had the alias before the promotion began to watch the alias, only the move away from the version names it. Rollbacks and
-    # repairs do not count here: the version that they take the alias from may have got it by drift.
-    past_versions |= {
-        move.from_version for move in history if move.reason in ("Promoted", "Reverted", "Adopted")
-    }
-    return draft.lost is not None and draft.holder is not None and draft.holder in past_versions
+    holder = draft.status.find_record(draft.holder)
+    return draft.lost is not None and holder is not None and holder.held is True
 
 
 def _record_lost_version(draft: Draft, version: str) -> None:
@@ -138,6 +131,7 @@ def _adopt(draft: Draft) -> Outcome:
             message=f"{message}: version {status.candidate} is skipped until the source names another version",
         )
         draft.remember(withheld=skipped_candidate)
+        draft.record_version(skipped_candidate.version, skipped=True)
     return Continue
 
 

@@ -135,7 +135,8 @@ def _list_needed(draft: Draft) -> list[_NeededJob]:
     """
     spec, status = draft.spec, draft.status
     candidate = status.candidate
-    is_withheld = status.withheld is not None and status.withheld.version == candidate
+    record = status.find_record(candidate)
+    is_withheld = record is not None and (record.bad is not None or record.skipped is True)
     if spec.suspend or spec.rollback_to or is_withheld or candidate in (None, status.promoted):
         return []
     return [*_list_needed_for(draft, {candidate}, {draft.holder, status.promoted})]

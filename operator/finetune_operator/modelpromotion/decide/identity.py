@@ -11,15 +11,18 @@ from datetime import datetime
 
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.promotion_status import (
+    MAX_VERSION_RECORDS,
     ModelPromotionStatus,
     Move,
     RegistryIdentity,
-    VersionIdentity,
+    VersionRecord,
 )
+from finetune_operator.modelpromotion.decide.approval import expire_approval
 from finetune_operator.modelpromotion.decide.draft import Draft
 from finetune_operator.modelpromotion.decide.drift import SOMEBODY
 from finetune_operator.modelpromotion.decide.move import record
 from finetune_operator.modelpromotion.decide.preconditions import suspend
+from finetune_operator.modelpromotion.version_records import has_decision
 from finetune_operator.policy.result import Continue, Outcome, Stop
 
 
@@ -88,26 +91,43 @@ def find_difference(draft: Draft) -> str | None:
 
 
 def record_identity(draft: Draft) -> None:
-    """Record the identity of the model, and of each version that the status names. A recorded identity is never overwritten."""
+    """Record the identity of the model, and of each version that the status names. A recorded identity is never overwritten.
+
+    NB: a version with a decision keeps its identity too: a version that had the alias can get it back without approval and soak (see
+    `promote.revert`), and the same number of another registry must not.
+    """
     model = draft.observed.model
     if model is None or not draft.holds(ConditionType.REGISTRY_READY):
         return
     before, status_versions = draft.status.registry or RegistryIdentity(), recorded_versions(draft.status)
-    identities = {item.version: item for item in before.versions}
-    for version in status_versions:
-        registered = draft.observed.versions.get(version)
-        if registered and version not in identities:
-            identities[version] = VersionIdentity(
-                version=version, creation_time=registered.created, run_id=registered.run_id
-            )
-    # Versions that the status no longer names are dropped.
-    sorted_versions = sorted(status_versions & identities.keys(), key=int)
+    records = {item.version: item for item in before.versions}
+    for version in status_versions | records.keys():
+        registered, earlier = draft.observed.versions.get(version), records.get(version)
+        if registered and (earlier is None or not _is_identified(earlier)):
+            identity = {"creation_time": registered.created, "run_id": registered.run_id}
+            records[version] = (earlier or VersionRecord(version=version)).model_copy(update=identity)
     draft.update(
         registry=RegistryIdentity(
             model_creation_time=before.model_creation_time or model.created,
-            versions=[identities[version] for version in sorted_versions],
+            has_decisions=True,
+            versions=_keep(records, status_versions),
         )
     )
+
+
+def _is_identified(identity: VersionRecord) -> bool:
+    return identity.creation_time is not None or identity.run_id is not None
+
+
+def _keep(records: dict[str, VersionRecord], status_versions: set[str]) -> list[VersionRecord]:
+    """The records to keep: those of versions that the status names or has decided about, the latter at most up to the limit.
+
+    NB: which decisions are dropped is up to the numbers that the registry gives to versions, not to a clock.
+    """
+    named = sorted(status_versions & records.keys(), key=int, reverse=True)
+    decided = [item for item in records if item not in status_versions and has_decision(records[item])]
+    kept = [*named, *sorted(decided, key=int, reverse=True)][:MAX_VERSION_RECORDS]
+    return [records[version] for version in sorted(kept, key=int)]
 
 
 def recorded_versions(status: ModelPromotionStatus) -> set[str]:
@@ -123,8 +143,7 @@ def _iterate_versions(status: ModelPromotionStatus) -> Iterator[str]:
     versions += [rollback.version] if rollback else []
     # A result of a gate's Job counts as long as it is in the status.
     versions += [result.version for result in status.gate_results]
-    # NB: a version that had the alias can get it back without approval and soak: see `promote.revert`.
-    versions += [version for move in status.history for version in (move.from_version, move.to_version)]
+    versions += [status.lost]
     yield from (version for version in versions if version is not None)
 
 
@@ -138,6 +157,7 @@ def _start_over(draft: Draft, difference: str) -> None:
     )
     draft.set(ConditionType.REGISTRY_READY, True, ConditionReason.REGISTRY_READY, message)
     draft.watch_from_now()
+    expire_approval(draft)
     if draft.holder is not None:
         adopted = Move(
             to_version=draft.holder, reason="Adopted", message=message, by=SOMEBODY, time=draft.now

@@ -13,6 +13,7 @@ from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.promotion_status import Move, MoveReason
 from finetune_operator import names
 from finetune_operator.modelpromotion.decide.draft import Draft, truncate
+from finetune_operator.modelpromotion.version_records import record_move
 from finetune_operator.policy.result import Continue, Outcome, Stop
 from finetune_operator.text import format_time
 
@@ -92,7 +93,8 @@ def has_arrived_late(draft: Draft) -> bool:
 
 
 def record(draft: Draft, move: Move) -> None:
-    """Add a move to the history, newest first."""
+    """Add a move to the history, newest first, and record what it decides about its versions."""
+    draft.status = record_move(draft.status, move)
     draft.update(history=[move, *draft.status.history][:MAX_HISTORY])
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from finetune_crds.conditions import ConditionReason, ConditionType
-from finetune_crds.promotion_status import Move, MoveReason, Withheld
+from finetune_crds.promotion_status import MoveReason, Withheld
 from finetune_operator.modelpromotion.decide.approval import forget_waits
 from finetune_operator.modelpromotion.decide.digests import gates_digest, terms_digest
 from finetune_operator.modelpromotion.decide.draft import Draft
@@ -15,41 +15,58 @@ from finetune_operator.modelpromotion.decide.gates import judge
 from finetune_operator.modelpromotion.decide.move import begin
 from finetune_operator.policy.result import Continue, Outcome, Stop
 
-# A version that lost the alias for one of these reasons is judged again. NB: another version may get the number of a deleted version.
-_LOSS_REASONS: tuple[MoveReason, ...] = ("Withdrawn", "RolledBack", "VersionDeleted")
 # The message of a move for one of these reasons does not explain why the alias stays at the candidate.
 _OUTDATED_REASONS: tuple[MoveReason, ...] = ("RolledBack", "Overtaken", "VersionDeleted")
 
 
 def withdraw(draft: Draft) -> Outcome:
-    """Take the alias from a version whose endpoint failed, and do not promote a withheld version."""
-    withheld = draft.status.withheld
-    if withheld is None:
-        return Continue
-    if _has_expired(draft, withheld):
-        draft.remember(withheld=None)
-        return Continue
-    has_alias = draft.status.promoted == withheld.version
-    if withheld.reason == "Withdrawn" and has_alias:
+    """Take the alias from a version whose endpoint failed, and do not promote a version that failed or was skipped."""
+    _forget_outdated(draft)
+    withheld, status = draft.status.withheld, draft.status
+    if withheld and withheld.reason == "Withdrawn" and status.promoted == withheld.version:
         return _take_back(draft, withheld)
-    if draft.status.candidate not in (None, withheld.version):
-        # The source names another version, which is not withheld.
-        return Continue
-    forget_waits(draft)
-    if withheld.reason == "Adopted":
-        draft.set(ConditionType.PROMOTED, True, ConditionReason.ADOPTED, withheld.message)
+    if withheld and status.candidate in (None, withheld.version):
+        message = withheld.message
+        is_skipped = withheld.reason == "Adopted"
     else:
-        draft.stop(ConditionReason.WITHDRAWN, withheld.message)
+        record = status.find_record(status.candidate)
+        if record is None or status.promoted == record.version or not (record.bad or record.skipped):
+            return Continue
+        is_skipped = not record.bad
+        message = _describe_withheld(draft, record.version, is_skipped=is_skipped)
+    forget_waits(draft)
+    if is_skipped:
+        draft.set(ConditionType.PROMOTED, True, ConditionReason.ADOPTED, message)
+    else:
+        draft.stop(ConditionReason.WITHDRAWN, message)
     return Stop
 
 
-def _has_expired(draft: Draft, withheld: Withheld) -> bool:
-    """Whether the source names another version and the alias has left the withheld one, or the requirements changed after a withdrawal."""
+def _describe_withheld(draft: Draft, version: str, *, is_skipped: bool) -> str:
+    """Explain why a version is not promoted that failed or was skipped before another candidate."""
+    if is_skipped:
+        return (
+            f"version {version} is skipped, because somebody else moved alias {draft.spec.alias} to version {draft.status.promoted} "
+            "instead, and spec.onDrift is Adopt"
+        )
+    return f"version {version} failed at its endpoint before: change spec.gates or spec.serving to try it again, or set spec.rollbackTo to it"
+
+
+def _forget_outdated(draft: Draft) -> None:
+    """Forget the failures under other requirements, and the withheld version that neither has the alias nor is the candidate."""
+    digest = terms_digest(draft.spec)
+    for record in draft.status.registry.versions if draft.status.registry else []:
+        if record.bad not in (None, digest):
+            draft.record_version(record.version, bad=None)
+    withheld = draft.status.withheld
+    if withheld is None:
+        return
     has_other_candidate = (
         draft.status.candidate not in (None, withheld.version) and draft.status.promoted != withheld.version
     )
-    have_terms_changed = withheld.reason == "Withdrawn" and withheld.digest != terms_digest(draft.spec)
-    return has_other_candidate or have_terms_changed
+    have_terms_changed = withheld.reason == "Withdrawn" and withheld.digest != digest
+    if has_other_candidate or have_terms_changed:
+        draft.remember(withheld=None)
 
 
 def _take_back(draft: Draft, withheld: Withheld) -> Outcome:
@@ -84,11 +101,14 @@ def revert(draft: Draft) -> Outcome:
     """After a git revert: move the alias back, without a wait, to spec.source.version if this version had it with the same gates."""
     version = draft.spec.source.version
     digest = gates_digest(draft.spec.gates)
-    earlier_move = _find_earlier_move(draft, digest)
-    if version is None or earlier_move is None or not _still_passes(draft, version):
+    record = draft.status.find_record(version)
+    if version is None or record is None or record.gates != digest or not _still_passes(draft, version):
+        return Continue
+    if draft.spec.approval is not None and record.approved_by is None:
         return Continue
     forget_waits(draft)
-    message = f"version {version} passed the same gates and had the alias on {earlier_move.time:%Y-%m-%d}"
+    approved_by = f", approved by {record.approved_by}" if record.approved_by else ""
+    message = f"version {version} passed the same gates when it had the alias before{approved_by}"
     draft.set(ConditionType.GATES_PASSED, True, ConditionReason.PASSED_BEFORE, message)
     text = f"spec.source.version moved the alias back to version {version}, which had it before with the same gates"
     return begin(
@@ -98,18 +118,8 @@ def revert(draft: Draft) -> Outcome:
         text,
         by=draft.promotion.editor,
         gates=digest,
-        approved=earlier_move.approved,
+        approved=True if record.approved_by else None,
     )
-
-
-def _find_earlier_move(draft: Draft, digest: str) -> Move | None:
-    """The last move that promoted the source's version with the same gates; None if there is none or the version must be judged again."""
-    for move in draft.status.history:
-        if move.from_version == draft.spec.source.version and move.reason in _LOSS_REASONS:
-            return None
-        if _is_promotion_with(draft, move, digest):
-            return move
-    return None
 
 
 def _still_passes(draft: Draft, version: str) -> bool:
@@ -120,18 +130,6 @@ def _still_passes(draft: Draft, version: str) -> bool:
         item.verdict == "Passed"
         for item in judge(gates, candidate, None, measure=partial(find_measurement, draft))
     )
-
-
-def _is_promotion_with(draft: Draft, move: Move, digest: str) -> bool:
-    """Whether this move promoted the source's version with the gates of this digest, and with an approval if the spec requires one.
-
-    A move before the operator started to watch the alias does not count.
-    """
-    watch_start = draft.status.watch_start_time
-    is_watched = watch_start is not None and move.time >= watch_start
-    is_approved = move.approved or draft.spec.approval is None
-    has_passed = move.reason in ("Promoted", "Reverted") and move.gates == digest and is_approved
-    return has_passed and is_watched and move.to_version == draft.spec.source.version
 
 
 def promote(draft: Draft) -> Outcome:

@@ -236,6 +236,7 @@ async def test_a_status_of_an_older_operator_takes_over_what_is_there() -> None:
     assert registry
     assert registry.to_json() == {
         "modelCreationTime": "2026-07-01T00:00:00Z",
+        "hasDecisions": True,
         "versions": [
             {"version": "2", "creationTime": "2026-07-01T00:00:02Z", "runId": "r2-1"},
         ],
