@@ -98,17 +98,18 @@ class ModelPromotionApplier:
         if isinstance(action, GateAction):
             await self.gate_jobs.act(promotion, action)
             return
-        if not isinstance(action, MoveAlias):
-            if backend:
-                client = await self.observer.open_endpoint(promotion, backend)
-                await asyncio.to_thread(client.act, action)
-            return
-        if spec is None:
-            return
 
         async def refuse_stale() -> None:
             await self._refuse_stale(promotion, resource_version)
 
+        if not isinstance(action, MoveAlias):
+            if backend:
+                client = await self.observer.open_endpoint(promotion, backend)
+                await refuse_stale()
+                await asyncio.to_thread(client.act, action)
+            return
+        if spec is None:
+            return
         registry = await self.observer.registry(promotion)
         try:
             await self.writer.move(registry, spec.model, spec.alias, action, refuse_stale)
