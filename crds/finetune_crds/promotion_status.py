@@ -236,6 +236,8 @@ class Journal(ApiModel):
     """A version that the operator does not promote for now."""
     lost: _Version | None = None
     """The version whose deletion removed the alias, until the alias is set again."""
+    untagged: _Version | None = None
+    """The version that got the alias and does not have all of its tags yet."""
     old_approval: _Digest | None = None
     """Digest of the approval that was in the spec when the promotion started over. It does not count."""
 

@@ -16,11 +16,6 @@ FINALIZER = (
 RUN_FINALIZER = f"{GROUP}/cancel-run"  # the operator: a FineTuneJob whose Databricks run may be active
 
 # Tags of a promoted version; written by the operator, read by people.
-TAG_PROMOTED_ALIAS = "promoted_alias"
-TAG_PROMOTED_BY = "promoted_by"
-TAG_PROMOTED_AT = "promoted_at"
-TAG_PROMOTED_FROM = "promoted_from"  # the version that the alias pointed at before
-TAG_PROMOTED_GATES = "promoted_gates"  # digest of the gates that it passed
 
 LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"  # people
 LABEL_JOB = "finetune.dev/job"  # people: kubectl logs -l finetune.dev/job=NAME
@@ -139,3 +134,12 @@ def experiment(namespace: str, tracking: Tracking, *, on_databricks: bool) -> st
 def service_name(job: str) -> str:
     """Name of the headless Service that gives training pods their host names."""
     return job
+
+
+def promotion_tag(alias: str, fact: str) -> str:
+    """Name of a tag of a version that had an alias; several aliases have tags of their own on one version.
+
+    Args:
+        fact: `by`, `at`, `from` (the version that the alias pointed at before) or `gates` (digest of the gates that the version passed).
+    """
+    return f"promoted_{alias}_{fact}"

@@ -38,7 +38,7 @@ def test_promotions_tell_the_demos_story(
     aliases = hand.aliases(MODEL)
     assert {name: aliases.get(name) for name in names} == dict.fromkeys(names, good)
     tags = hand.mlflow.get_model_version(MODEL, good).tags
-    assert (tags["promoted_alias"], tags["promoted_by"], tags["service"]) == ("champion", "you", "docstrings")
+    assert (tags["promoted_champion_by"], tags["service"]) == ("you", "docstrings")
 
     hand.move_alias(MODEL, "candidate", worse)
     promotions.refuse(installation, good, worse)

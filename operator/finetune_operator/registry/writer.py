@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 from weakref import WeakValueDictionary
@@ -19,7 +19,7 @@ from finetune_crds.conditions import ConditionReason
 from finetune_operator.controller.leases import HeldLease, Leases
 from finetune_operator.errors import UNREACHABLE, ExternalError, Problem
 from finetune_operator.kube import Kube, KubeError
-from finetune_operator.registry.base import MoveAlias, Registry
+from finetune_operator.registry.base import ModelVersion, MoveAlias, Registry
 from finetune_operator.settings import UNITY_CATALOG, Settings
 
 log = logging.getLogger(__name__)
@@ -101,10 +101,10 @@ class AliasWriter:
         move: MoveAlias,
         check_wanted: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """Tag the version and point the alias at it, or remove the alias, if the registry's state is still as `move` expects.
+        """Point the alias at the version and tag it, or remove the alias, if the registry's state is still as `move` expects.
 
-        Idempotent: tags and aliases that already have the right value are not written again. NB: tags are written before the
-        alias. After a crash in between, the alias is unchanged, and the next pass repeats both.
+        Idempotent: tags and aliases that already have the right value are not written again. NB: tags are written after the
+        alias, since they say that the version had it. After a crash in between, a move to the version that has the alias sets the tags.
 
         Args:
             check_wanted: called under the Lease before every write. If the move is no longer wanted, it raises an exception,
@@ -208,35 +208,50 @@ async def _move(session: _Session, registry: Registry, alias: str, move: MoveAli
             source_version = registered.holder(move.source) if registered else None
             if source_version != move.to:
                 raise AliasMoved(model, move.source, source_version, move.to)
-        await _set_tags(session, registry, move)
-        if current == move.to:
-            return
-        await session.write(registry.set_alias, model, alias, move.to)
+        version = await _read_ready(session, registry, move.to)
+        if current != move.to:
+            await session.write(registry.set_alias, model, alias, move.to)
+            await _verify(session, registry, alias, move.to, current)
+        await _set_tags(session, registry, version, move.tags)
+        return
+    await _verify(session, registry, alias, move.to, current)
+
+
+async def _verify(
+    session: _Session, registry: Registry, alias: str, expected: str | None, before: str | None
+) -> None:
+    """Read the alias after it was written.
+
+    Raises:
+        AliasMoved: it points at another version.
+    """
+    model = session.model
     written = await asyncio.to_thread(registry.model, model)
     after = written.holder(alias) if written else None
-    if after != move.to:
-        raise AliasMoved(model, alias, after, move.to)
+    if after != expected:
+        raise AliasMoved(model, alias, after, expected)
     log.info(
-        "alias %s of %s %s; before, it %s",
-        alias,
-        model,
-        _describe_current(after),
-        _describe_previous(current),
+        "alias %s of %s %s; before, it %s", alias, model, _describe_current(after), _describe_previous(before)
     )
 
 
-async def _set_tags(session: _Session, registry: Registry, move: MoveAlias) -> None:
-    """Check that the version exists and is ready, and set the tags that it lacks."""
-    assert move.to is not None  # noqa: S101 - an alias that is removed has no version
-    model = session.model
-    version = await asyncio.to_thread(registry.version, model, move.to)
+async def _read_ready(session: _Session, registry: Registry, number: str) -> ModelVersion:
+    """Read the version, which must exist and be ready."""
+    version = await asyncio.to_thread(registry.version, session.model, number)
     if version is None:
-        raise VersionNotReady(model, move.to, "does not exist")
+        raise VersionNotReady(session.model, number, "does not exist")
     if not version.ready:
-        raise VersionNotReady(model, move.to, "is not READY")
-    for key, value in move.tags.items():
+        raise VersionNotReady(session.model, number, "is not READY")
+    return version
+
+
+async def _set_tags(
+    session: _Session, registry: Registry, version: ModelVersion, tags: Mapping[str, str]
+) -> None:
+    """Set the tags that the version lacks."""
+    for key, value in tags.items():
         if version.tags.get(key) != value:
-            await session.write(registry.set_tags, model, move.to, {key: value})
+            await session.write(registry.set_tags, session.model, version.version, {key: value})
 
 
 def _describe_current(version: str | None) -> str:

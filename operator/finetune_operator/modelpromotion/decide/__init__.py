@@ -20,6 +20,7 @@ from finetune_operator.modelpromotion.decide import (
     rollback,
     serving,
     source,
+    version_tags,
 )
 from finetune_operator.modelpromotion.decide.draft import Draft
 from finetune_operator.modelpromotion.model import Observed, Promotion, PromotionDecision
@@ -64,6 +65,8 @@ def decide(promotion: Promotion, observed: Observed, now: datetime, settings: Se
     run_policies(POLICIES, draft)
     # The policies may have given up the move that was in the journal.
     move.record_abandoned(draft)
+    if _can_write(draft):
+        version_tags.tag_version(draft)
     _serve(draft)
     _tidy_gate_jobs(draft)
     identity.record_identity(draft)
@@ -84,11 +87,6 @@ def _tidy_gate_jobs(draft: Draft) -> None:
 def _serve(draft: Draft) -> None:
     """Make the endpoint follow the alias, regardless of the candidate. While the alias moves or has drifted, only roll back a failed rollout."""
     promotion = draft.promotion
-    can_act = (
-        draft.holds(ConditionType.ACCEPTED)
-        and draft.holds(ConditionType.REGISTRY_READY)
-        and not draft.holds(ConditionType.SUSPENDED)
-    )
     if promotion.spec is None:
         # Keep the status of the endpoint: it applies again once the spec can be read.
         return
@@ -99,10 +97,19 @@ def _serve(draft: Draft) -> None:
         # The model was found before: leave the endpoint alone, since the model may come back, or the spec may point to another registry
         # for a time.
         return
-    elif not can_act:
+    elif not _can_write(draft):
         return
     elif draft.status.move is None and draft.status.promoted == draft.holder:
         # No move is in progress, and the alias points where it should.
         serving.serve(draft)
     else:
         serving.hold(draft)
+
+
+def _can_write(draft: Draft) -> bool:
+    """Whether the promotion may write to the registry and the endpoint in this pass."""
+    return (
+        draft.holds(ConditionType.ACCEPTED)
+        and draft.holds(ConditionType.REGISTRY_READY)
+        and not draft.holds(ConditionType.SUSPENDED)
+    )

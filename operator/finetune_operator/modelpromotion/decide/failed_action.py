@@ -8,7 +8,9 @@ from datetime import datetime
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.promotion_status import ModelPromotionStatus
 from finetune_operator.errors import UNREACHABLE, Problem
+from finetune_operator.modelpromotion.decide.draft import truncate
 from finetune_operator.modelpromotion.decide.ready import summarize_status
+from finetune_operator.modelpromotion.decide.version_tags import TAGS_REFUSED
 from finetune_operator.modelpromotion.model import (
     CloseGateRun,
     Promotion,
@@ -33,6 +35,8 @@ def record_failed_action(
 ) -> PromotionDecision:
     """Return the decision with a status that names the failed write and the reason."""
     spec, status = promotion.spec, decision.status
+    if isinstance(action, MoveAlias) and action.expected == action.to:
+        return dataclasses.replace(decision, status=_record_refused_tags(promotion, status, problem, now))
     if isinstance(action, MoveAlias):
         what = f"alias {spec.alias} of {spec.model}" if spec else "the alias"
         kind = ConditionType.PROMOTED
@@ -48,6 +52,23 @@ def record_failed_action(
         kind, reason, message = ConditionType.SERVED, problem.reason, problem.message
     status = with_condition(status, kind, False, reason, message, now=now, generation=promotion.generation)
     return dataclasses.replace(decision, status=summarize_status(promotion, status, now))
+
+
+def _record_refused_tags(
+    promotion: Promotion, status: ModelPromotionStatus, problem: Problem, now: datetime
+) -> ModelPromotionStatus:
+    """The status of a promotion whose alias is in place, and whose version could not be tagged."""
+    condition = next((item for item in status.conditions if item.type == ConditionType.PROMOTED), None)
+    if condition is None:
+        return status
+    stated, _, _ = condition.message.partition(TAGS_REFUSED)
+    holds = {"True": True, "False": False}.get(condition.status)
+    message = truncate(f"{stated}{TAGS_REFUSED}{problem.message}")
+    reason = ConditionReason(condition.reason)
+    status = with_condition(
+        status, ConditionType.PROMOTED, holds, reason, message, now=now, generation=promotion.generation
+    )
+    return summarize_status(promotion, status, now)
 
 
 def _record_gate_problem(

@@ -11,11 +11,10 @@ from datetime import timedelta
 
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.promotion_status import Move, MoveReason
-from finetune_operator import names
 from finetune_operator.modelpromotion.decide.draft import Draft, truncate
+from finetune_operator.modelpromotion.decide.version_tags import build_tags
 from finetune_operator.modelpromotion.version_records import record_move
 from finetune_operator.policy.result import Continue, Outcome, Stop
-from finetune_operator.text import format_time
 
 MAX_HISTORY = 20
 # Longer than the time limits of requests to the registry.
@@ -57,6 +56,8 @@ def complete(draft: Draft, move: Move) -> None:
         "Withdrawn": _find_predecessor(draft.status.history, move.to_version),
     }[move.reason]
     record(draft, move)
+    # `version_tags.tag_version` removes this entry if the version has its tags.
+    draft.remember(untagged=move.to_version)
     # A withdrawal without a predecessor forgets the previous version, which may be a version that failed.
     if previous is None and move.reason != "Withdrawn":
         previous = unchanged_previous
@@ -137,10 +138,8 @@ def begin(
     draft.remember(move=journaled)
     # NB: the source alias is compared again just before the write; only moves of reason Promoted have a source alias.
     source = draft.spec.source.alias if reason == "Promoted" else None
-    # NB: after a repair, the version keeps the tags of its promotion.
-    tags = {} if reason == "Repaired" else {**draft.spec.tags, **_version_tags(draft, journaled)}
     announce(draft, _describe_move(draft, to))
-    draft.actions.append(draft.move_alias(to, source, tags))
+    draft.actions.append(draft.move_alias(to, source, build_tags(draft, journaled)))
     return Stop
 
 
@@ -162,13 +161,3 @@ def announce(draft: Draft, message: str) -> None:
         ConditionReason.MOVE_REFUSED,
     ):
         draft.stop(ConditionReason.PROMOTING, message)
-
-
-def _version_tags(draft: Draft, move: Move) -> dict[str, str]:
-    return {
-        names.TAG_PROMOTED_ALIAS: draft.spec.alias,
-        names.TAG_PROMOTED_BY: move.by,
-        names.TAG_PROMOTED_AT: format_time(move.time),
-        names.TAG_PROMOTED_FROM: move.from_version or "none",
-        names.TAG_PROMOTED_GATES: move.gates or "none",
-    }

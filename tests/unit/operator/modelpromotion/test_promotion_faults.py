@@ -71,7 +71,7 @@ STORIES: dict[str, Story] = {
 def outcome(world: World) -> object:
     """Everything that counts at the end: where aliases and tags are, and what the resource says."""
     tags = {
-        number: {key: value for key, value in version.tags.items() if key != "promoted_at"}
+        number: {key: value for key, value in version.tags.items() if key != "promoted_champion_at"}
         for number, version in world.registry.versions.items()
     }
     if not world.names():

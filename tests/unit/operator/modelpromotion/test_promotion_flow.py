@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 from finetune_crds.conditions import ConditionReason
-from finetune_operator import names
 from finetune_operator.errors import Problem
 from finetune_operator.settings import Settings
-from fixtures.operator_in_memory.promotions import World
+from fixtures.operator_in_memory.promotions import KilledError, World
 from unit.operator.modelpromotion.champion import AWAY, world
 
 
@@ -48,13 +47,79 @@ async def test_a_version_says_who_promoted_it_when_from_where_and_by_which_gates
     status = simulation.status()
     assert dict(tags) == {
         "team": "support",
-        names.TAG_PROMOTED_ALIAS: "champion",
-        names.TAG_PROMOTED_BY: "ModelPromotion team/champion",
-        names.TAG_PROMOTED_AT: status.history[0].time.strftime("%Y-%m-%dT%H:%M:%SZ"),
-        names.TAG_PROMOTED_FROM: "1",
-        names.TAG_PROMOTED_GATES: status.gates.digest if status.gates else "",
+        "promoted_champion_by": "ModelPromotion team/champion",
+        "promoted_champion_at": status.history[0].time.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "promoted_champion_from": "1",
+        "promoted_champion_gates": status.gates.digest if status.gates else "",
     }
     assert (status.previous, status.current) == ("1", "2")
+
+
+async def test_two_aliases_of_a_version_have_tags_of_their_own() -> None:
+    simulation = world(approval={"version": "2", "by": "kim"})
+    simulation.submit("shadow", source={"type": "Version", "version": "2"})
+    simulation.registry.aliases |= {"staging": "2", "shadow": "1"}
+    await simulation.settle()
+    tags = simulation.registry.versions["2"].tags
+    assert (tags["promoted_champion_by"], tags["promoted_champion_from"]) == ("kim", "none")
+    assert (tags["promoted_shadow_by"], tags["promoted_shadow_from"]) == ("ModelPromotion team/shadow", "1")
+
+
+async def test_a_version_whose_move_was_refused_has_no_tags() -> None:
+    simulation = world()
+    simulation.registry.aliases["staging"] = "2"
+    simulation.registry.refusal = Problem(ConditionReason.MLFLOW_FORBIDDEN, "the alias is protected")
+    for _ in range(3):
+        simulation.seconds += 60
+        await simulation.operator.look("champion")
+    assert simulation.phase_and_reason() == "Promoting: MoveRefused"
+    assert simulation.registry.versions["2"].tags == {}
+
+
+async def test_tags_that_are_missing_after_the_move_are_written_by_a_later_pass() -> None:
+    simulation = world()
+    simulation.registry.aliases["staging"] = "2"
+
+    def die_after_the_alias(_: str | None) -> None:
+        simulation.writes.kill_after = simulation.writes.count
+
+    simulation.registry.judge = die_after_the_alias
+    with pytest.raises(KilledError):
+        await simulation.settle()
+    assert (simulation.registry.moves, simulation.registry.versions["2"].tags) == ([("champion", "2")], {})
+    simulation.writes.spare()
+    simulation.seconds += 120  # the Lease expires
+    simulation.restart()
+    await simulation.settle()
+    assert simulation.registry.versions["2"].tags["promoted_champion_from"] == "none"
+    assert simulation.registry.moves == [("champion", "2")]
+    assert simulation.status().journal is None
+
+
+async def test_tags_that_the_registry_refuses_block_no_rollback_and_are_reported() -> None:
+    simulation = world()
+    simulation.registry.aliases |= {"staging": "2", "champion": "1"}
+    simulation.registry.tag_refusal = Problem(ConditionReason.MLFLOW_FORBIDDEN, "HTTP 403")
+    for _ in range(6):
+        simulation.seconds += 60
+        await simulation.operator.look("champion")
+    assert (simulation.phase_and_reason(), simulation.registry.aliases["champion"]) == (
+        "Promoted: Promoted",
+        "2",
+    )
+    assert (simulation.says("Promoted") or ("", ""))[1].endswith(
+        "; the tags of the version cannot be set: HTTP 403"
+    )
+    # The refusal is not written anew in each pass.
+    count = len(simulation.writes.log)
+    simulation.seconds += 60
+    await simulation.operator.look("champion")
+    assert [what for what in simulation.writes.log[count:] if what.startswith("status")] == []
+    simulation.edit(rollbackTo={"type": "Version", "version": "1"})
+    for _ in range(6):
+        simulation.seconds += 60
+        await simulation.operator.look("champion")
+    assert simulation.registry.aliases["champion"] == "1"
 
 
 async def test_a_worse_version_is_refused_with_its_numbers() -> None:

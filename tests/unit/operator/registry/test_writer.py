@@ -105,7 +105,7 @@ DONE: dict[str, tuple[dict[str, Any], list[tuple[str, ...]]]] = {
     "from where it was": ({}, [SET]),
     "from wherever it was": ({"expected": ANYWHERE}, [SET]),
     "with its source": ({"source": "candidate"}, [SET]),
-    "tags first": ({"tags": {"by": "me"}}, [("set_tags", "5", "by=me"), SET]),
+    "tags last": ({"tags": {"by": "me"}}, [SET, ("set_tags", "5", "by=me")]),
     "tags that it has are not written": ({"tags": {"team": "a"}}, [SET]),
     "in the same model": ({"created": CREATED}, [SET]),
     "as wanted already": ({"expected": "3", "to": "4"}, []),
@@ -398,7 +398,7 @@ async def test_a_move_that_is_no_longer_wanted_goes_no_further() -> None:
     move = MoveAlias("4", "5", tags={"by": "me"})
     with pytest.raises(ChangedError):
         await world.writer.move(world.registry, "m", "champion", move, still)
-    assert (world.registry.wrote, world.holder) == ([("set_tags", "5", "by=me")], None)
+    assert (world.registry.wrote, world.holder) == ([SET], None)
 
 
 async def test_whoever_cannot_be_asked_whether_it_is_wanted_is_no_lease() -> None:
