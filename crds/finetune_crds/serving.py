@@ -184,6 +184,8 @@ class Serving(ApiModel):
     """Name of the endpoint."""
     canary: Canary | None = None
     """A gradual increase of the new version's traffic. Default: all traffic at once."""
+    alias_moves: Literal["AfterCanary", "BeforeCanary"] = "AfterCanary"
+    """When the alias moves to a version with a canary. A rollback does not wait for a canary."""
     databricks: Annotated[DatabricksServing, Field(json_schema_extra=OPERATOR_DEFAULT)] = Field(
         default_factory=DatabricksServing
     )

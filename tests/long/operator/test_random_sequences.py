@@ -32,6 +32,8 @@ def test_the_alias_is_always_right(spec: Json, steps: list[tuple[tuple[Any, ...]
 
 
 @settings(RANDOM, max_examples=SEQUENCES // 10)
-@given(serving_sequences.EDITS["onDrift"], serving_sequences.SEQUENCES)
-def test_alias_and_endpoint_are_always_right(on_drift: str, steps: list[tuple[Any, ...]]) -> None:
-    serving_sequences.check(on_drift, steps)
+@given(serving_sequences.EDITS["onDrift"], serving_sequences.ALIAS_MOVES, serving_sequences.SEQUENCES)
+def test_alias_and_endpoint_are_always_right(
+    on_drift: str, alias_moves: str, steps: list[tuple[Any, ...]]
+) -> None:
+    serving_sequences.check(on_drift, alias_moves, steps)

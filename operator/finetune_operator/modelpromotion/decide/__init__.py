@@ -20,6 +20,7 @@ from finetune_operator.modelpromotion.decide import (
     rollback,
     serving,
     source,
+    trial,
     version_tags,
 )
 from finetune_operator.modelpromotion.decide.draft import Draft
@@ -47,6 +48,7 @@ POLICIES = (
     gates.check_gates,
     approval.await_approval,
     approval.soak,
+    trial.await_canary,
     promote.promote,
 )
 
@@ -85,7 +87,7 @@ def _tidy_gate_jobs(draft: Draft) -> None:
 
 
 def _serve(draft: Draft) -> None:
-    """Make the endpoint follow the alias, regardless of the candidate. While the alias moves or has drifted, only roll back a failed rollout."""
+    """Make the endpoint follow the alias, or a candidate on trial. While the alias moves or has drifted, only roll back a failed rollout."""
     promotion = draft.promotion
     if promotion.spec is None:
         # Keep the status of the endpoint: it applies again once the spec can be read.

@@ -16,8 +16,10 @@ def gates_digest(gates: Sequence[Gate]) -> str:
 
 
 def terms_digest(spec: ModelPromotionSpec) -> str:
-    """Digest of all requirements on a version: the gates and the serving endpoint."""
+    """Digest of all requirements on a version: the gates and the serving endpoint. When the alias moves is no requirement."""
     serving = spec.serving.to_json() if spec.serving else None
+    if serving:
+        serving.pop("aliasMoves", None)
     return digest([[gate.to_json() for gate in spec.gates], serving])
 
 

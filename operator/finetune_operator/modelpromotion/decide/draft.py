@@ -37,6 +37,8 @@ class Draft(StatusBuilder[ModelPromotionStatus]):
     status: ModelPromotionStatus = field(init=False)
     begun: Move | None = None
     """The move that was in the journal when the pass started; None if the journal had none, or if the alias has moved since."""
+    trial: str | None = None
+    """The version whose canary comes before its move; None if the endpoint follows the alias."""
     actions: list[PromotionAction] = field(default_factory=list)
     finalizer: bool | None = None
     """Whether to set or to remove the finalizer; None to leave it unchanged."""
@@ -81,14 +83,14 @@ class Draft(StatusBuilder[ModelPromotionStatus]):
         """Report why the alias is not at its target."""
         self.set(ConditionType.PROMOTED, False, reason, message)
 
-    def withdraw(self, back: str | None, message: str) -> None:
-        """Withhold the version that has the alias, because it failed at its endpoint. The next pass moves the alias.
+    def withhold(self, version: str, back: str | None, message: str) -> None:
+        """Withhold a version that failed at its endpoint. If it has the alias, the next pass moves the alias.
 
         Args:
-            back: the version that gets the alias; None to remove the alias.
+            back: the version that then gets the alias; None to remove the alias.
             message: why the version is withheld.
         """
-        version, digest = self.status.promoted or "", terms_digest(self.spec)
+        digest = terms_digest(self.spec)
         failed = Withheld(
             version=version, reason="Withdrawn", digest=digest, back=back, message=truncate(message)
         )

@@ -27,10 +27,14 @@ _CONDITION_REASONS = {
 
 
 def fail(
-    draft: Draft, endpoint: Endpoint, reason: Literal["EndpointFailed", "CanaryFailed"], why: str
+    draft: Draft,
+    endpoint: Endpoint,
+    version: str,
+    reason: Literal["EndpointFailed", "CanaryFailed"],
+    why: str,
 ) -> None:
-    """Record the failure, restore the routes, and withdraw the alias if the version is the cause."""
-    version, saved = draft.status.promoted or "", canary.serving_status(draft).saved or []
+    """Record the failure of a version, restore the routes, and withdraw the alias if the version has it and is the cause."""
+    saved = canary.serving_status(draft).saved or []
     if saved:
         consequence = f"the endpoint is restored to {describe_routes(saved)}"
     elif endpoint.served:
@@ -38,16 +42,20 @@ def fail(
     else:
         consequence = "there are no routes to restore"
     cause = f"endpoint {name_of(draft)} cannot serve version {version} as specified: {why}"[:_MAX_CAUSE_CHARS]
+    alias, promoted = draft.spec.alias, draft.status.promoted
     fallback = alias_history.find_fallback(draft, version, saved)
-    if fallback is not None:
+    if promoted != version:
+        # The version was on trial, and does not have the alias.
+        stays = f"stays at version {promoted}" if promoted else "is not set"
+        message = f"{cause}; {consequence}, and alias {alias} {stays}"
+        draft.withhold(version, None, message)
+    elif fallback is not None:
         when = "" if draft.holder == version else f" after the drift from version {version} is repaired"
-        message = f"{cause}; {consequence}, and alias {draft.spec.alias} moves to version {fallback}{when}"
-        draft.withdraw(fallback, message)
+        message = f"{cause}; {consequence}, and alias {alias} moves to version {fallback}{when}"
+        draft.withhold(version, fallback, message)
     elif alias_history.was_first(draft, version, saved):
-        message = (
-            f"{cause}; {consequence}, and alias {draft.spec.alias}, which no version had before, is removed"
-        )
-        draft.withdraw(None, message)
+        message = f"{cause}; {consequence}, and alias {alias}, which no version had before, is removed"
+        draft.withhold(version, None, message)
     else:
         message = (
             f"{cause}; {consequence}: correct spec.serving or point the alias at another version; the operator does not retry until the "

@@ -18,6 +18,7 @@ _PHASES: dict[str, PromotionPhase] = {
     ConditionReason.AWAITING_APPROVAL: "AwaitingApproval",
     ConditionReason.SOAKING: "Soaking",
     ConditionReason.PROMOTING: "Promoting",
+    ConditionReason.CANARY: "Promoting",
     ConditionReason.MOVE_DELAYED: "Promoting",
     ConditionReason.MOVE_REFUSED: "Promoting",
     ConditionReason.GATE_FAILED: "Refused",
@@ -48,10 +49,17 @@ def phase(conditions: Sequence[Condition]) -> PromotionPhase:
         return _PHASES.get(accepted.reason, "Blocked")
     if suspended and suspended.status == "True":
         return "Suspended"
-    promoted = by_type.get(ConditionType.PROMOTED)
+    promoted, served = by_type.get(ConditionType.PROMOTED), by_type.get(ConditionType.SERVED)
+    if (
+        promoted
+        and promoted.reason == ConditionReason.CANARY
+        and served
+        and served.reason in _BLOCKED_ENDPOINT
+    ):
+        # The canary cannot proceed.
+        return "Blocked"
     if promoted is None or promoted.status != "True":
         return _PHASES.get(promoted.reason, "Pending") if promoted else "Pending"
-    served = by_type.get(ConditionType.SERVED)
     if served and served.status != "True":
         return "Blocked" if served.reason in _BLOCKED_ENDPOINT else "Promoting"
     return "Promoted"

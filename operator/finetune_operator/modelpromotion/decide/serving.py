@@ -15,8 +15,8 @@ from finetune_operator.serving.model import Endpoint
 
 
 def serve(draft: Draft) -> None:
-    """Bring the endpoint one step closer to serving the version that has the alias."""
-    spec, version = draft.serving, draft.status.promoted
+    """Bring the endpoint one step closer to serving the version that has the alias, or the one on trial."""
+    spec, version = draft.serving, draft.trial or draft.status.promoted
     if spec is None:
         return
     # After a failure, the alias may have been removed, and the routes must still be restored.
@@ -44,7 +44,9 @@ def hold(draft: Draft) -> None:
     """
     spec = draft.serving
     endpoint = endpoints.record_endpoint(draft, spec) if spec else None
-    status, version = canary.serving_status(draft), draft.status.promoted
+    status = canary.serving_status(draft)
+    # Either the version that has the alias, or one on trial.
+    version = status.version if status.step else draft.status.promoted
     if endpoint is None:
         return
     failed = ""
@@ -53,7 +55,7 @@ def hold(draft: Draft) -> None:
     if status.failure:
         go_back(draft, endpoint)
     elif failed:
-        fail(draft, endpoint, "CanaryFailed", f"a canary gate failed: {failed}")
+        fail(draft, endpoint, version or "", "CanaryFailed", f"a canary gate failed: {failed}")
     else:
         _report_hold(draft)
     stop_logging(draft, endpoint)
@@ -99,7 +101,8 @@ def _begin(draft: Draft, endpoint: Endpoint, version: str) -> None:
     saved = endpoints.routes_of(endpoint.served) if status.saved is None else status.saved
     # A current change that restores the routes after a failure stays: they serve the version that gets the alias back.
     is_restoring = failure is not None and endpoint.updating and is_new_version
-    has_canary = not alias_history.skips_canary(draft, version) and canary.is_possible(draft, version, saved)
+    skips_canary = draft.trial is None and alias_history.skips_canary(draft, version)
+    has_canary = not skips_canary and canary.is_possible(draft, version, saved)
     endpoints.update_status(
         draft,
         version=version,
@@ -114,13 +117,13 @@ def _advance(draft: Draft, endpoint: Endpoint, version: str) -> None:
     """Take the next action of a rollout: wait, request a change, take the next step of the canary, or fail."""
     verdicts = canary.judge_step(draft, version)
     if verdicts.failed:
-        fail(draft, endpoint, "CanaryFailed", f"a canary gate failed: {verdicts.failed}")
+        fail(draft, endpoint, version, "CanaryFailed", f"a canary gate failed: {verdicts.failed}")
         return
     routes = _current_routes(draft, version)
     if endpoint.updating:
         endpoint_change.wait(draft, endpoint, routes)
     elif endpoints.has_failed(draft, endpoint, routes):
-        fail(draft, endpoint, "EndpointFailed", f"its deployment failed: {endpoint.message}")
+        fail(draft, endpoint, version, "EndpointFailed", f"its deployment failed: {endpoint.message}")
     elif not endpoints.is_in_place(draft, endpoint, routes):
         endpoint_change.request(draft, endpoint, routes)
     else:
@@ -142,5 +145,8 @@ def _current_routes(draft: Draft, version: str) -> list[Route]:
 def _conclude(draft: Draft, routes: Sequence[Route]) -> None:
     """Report that the rollout is complete."""
     endpoints.update_status(draft, saved=None, **canary.NO_STEP)
+    if draft.trial is not None:
+        # The next pass moves the alias.
+        draft.requeue_after(0)
     message = f"endpoint {endpoints.name_of(draft)} serves {endpoints.describe_routes(routes)}"
     draft.set(ConditionType.SERVED, True, ConditionReason.ENDPOINT_READY, message)
