@@ -52,6 +52,7 @@ from finetune_operator.modelpromotion.apply import ModelPromotionApplier
 from finetune_operator.modelpromotion.observe import ModelPromotionObserver, read_promotion
 from finetune_operator.modelpromotion.reconcile import ModelPromotionReconciler
 from finetune_operator.owners import find_owner
+from finetune_operator.registry.alias_owners import AliasOwners
 from finetune_operator.registry.writer import AliasWriter
 from finetune_operator.settings import Settings, SettingsError
 
@@ -295,7 +296,8 @@ def _create_promotion_reconciler(
         # An alias of the model moved: promotions whose source is this alias need not wait for their next poll.
         promotion_events.on_model(store, queues.promotions, model)
 
-    observer = ModelPromotionObserver(kube, store, settings, clock=time.monotonic)
+    owners = AliasOwners(kube, settings.namespace, seconds_since_boot)
+    observer = ModelPromotionObserver(kube, store, settings, clock=time.monotonic, owners=owners)
     applier = ModelPromotionApplier(kube, store, observer, writer, moved)
     return ModelPromotionReconciler(store, queues.promotions, observer, applier, settings)
 

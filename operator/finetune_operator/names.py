@@ -136,6 +136,11 @@ def service_name(job: str) -> str:
     return job
 
 
+def owner_tag(alias: str) -> str:
+    """Name of the tag of a registered model that says which installation of the operator moves an alias."""
+    return f"finetune_owner_{alias}"
+
+
 def promotion_tag(alias: str, fact: str) -> str:
     """Name of a tag of a version that had an alias; several aliases have tags of their own on one version.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from finetune_operator.registry.writer import build_lease_name
+from fixtures.operator_processes.operators import new_namespace
 from fixtures.operator_processes.registry import DATA, GATES, NO_WORSE, Registry
 from fixtures.operator_processes.servers import Plane
 from fixtures.operator_processes.world import World
@@ -239,3 +241,60 @@ def test_a_registry_that_refuses_its_own_name_is_said_and_waited_for(
     version = registry.version(2.0)
     registry.point("staging", version)
     registry.wait("Promoted", version)
+
+
+def test_two_installations_on_one_registry_do_not_both_move_an_alias(
+    api: Api, mlflow_server: Mlflow, namespace: str, replicas: Replicas
+) -> None:
+    """Each has a namespace, a promotion and a Lease of its own; only the registry is shared."""
+    other_namespace = new_namespace(api)
+    model = f"model-{namespace}"
+    one, other = (Registry(api, mlflow_server, name, model) for name in (namespace, other_namespace))
+    first, second = one.version(2.0), one.version(2.0)
+    one.apply(source={"type": "Version", "version": first}, tags={"team": "a"})
+    other.apply(source={"type": "Version", "version": second})
+    for registry in (one, other):
+        settings = watching(registry.namespace, mlflow_server.uri) | {
+            "FINETUNE_NAMESPACE": registry.namespace
+        }
+        log = replicas.folder / f"{registry.namespace}.log"
+        replicas.stack.enter_context(running(forked_operator(replicas.kubeconfig, log, settings)))
+    wait_for(
+        "one of them has the alias, and the other says so",
+        lambda: (
+            sorted(registry.status().get("phase", "") for registry in (one, other)) == ["Blocked", "Promoted"]
+        ),
+        PATIENCE,
+        instead=lambda: [one.status(), other.status()],
+    )
+    owner, loser = (one, other) if one.status()["phase"] == "Promoted" else (other, one)
+    assert loser.condition("Accepted")["reason"] == "Conflict"
+    assert (
+        f"ModelPromotion {owner.namespace}/champion of installation" in loser.condition("Accepted")["message"]
+    )
+    # Neither moves the alias back and forth: each of ten edits of the loser's source leaves the alias where it is.
+    version = owner.alias("champion")
+    for source in (first, second) * 2:
+        loser.patch(source={"type": "Version", "version": source})
+        time.sleep(1)
+        assert owner.alias("champion") == version
+    assert (owner.moves(), loser.moves()) == ([("Promoted", None, version)], [])
+
+
+def test_the_tags_of_an_alias_come_after_its_move(watched: Registry) -> None:
+    """Two aliases of one version have tags of their own, and a version that is refused has none."""
+    good, worse = watched.version(2.0), watched.version(3.0)
+    watched.point("staging", good)
+    for alias in ("champion", "shadow"):
+        watched.apply(alias, gates=GATES)
+        watched.wait("Promoted", good, alias)
+    watched.point("staging", worse)
+    watched.wait("Refused", good)
+
+    def tags(version: str) -> set[str]:
+        found = watched.mlflow.get("model-versions/get", name=watched.model, version=version)["model_version"]
+        return {item["key"] for item in found.get("tags", [])}
+
+    facts = ("at", "by", "from", "gates")
+    assert tags(good) == {f"promoted_{alias}_{fact}" for alias in ("champion", "shadow") for fact in facts}
+    assert tags(worse) == set()

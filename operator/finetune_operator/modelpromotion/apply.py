@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from finetune_crds.base import API_VERSION, Json
+from finetune_crds.modelpromotion import ModelPromotionSpec
 from finetune_operator import names
 from finetune_operator.controller import status as status_writer
 from finetune_operator.controller.events import EventTarget
@@ -18,13 +19,14 @@ from finetune_operator.errors import ExternalError
 from finetune_operator.kube import Kube
 from finetune_operator.modelpromotion.gate_job_applier import GateJobApplier
 from finetune_operator.modelpromotion.model import (
+    ClaimAlias,
     GateAction,
     Promotion,
     PromotionAction,
     PromotionDecision,
 )
 from finetune_operator.modelpromotion.observe import ModelPromotionObserver
-from finetune_operator.registry.base import MoveAlias
+from finetune_operator.registry.base import MoveAlias, RegisteredModel, Registry
 from finetune_operator.registry.writer import AliasMoved, AliasWriter, ModelReplaced
 
 log = logging.getLogger(__name__)
@@ -102,7 +104,7 @@ class ModelPromotionApplier:
         async def refuse_stale() -> None:
             await self._refuse_stale(promotion, resource_version)
 
-        if not isinstance(action, MoveAlias):
+        if not isinstance(action, MoveAlias | ClaimAlias):
             if backend:
                 client = await self.observer.open_endpoint(promotion, backend)
                 await refuse_stale()
@@ -111,13 +113,32 @@ class ModelPromotionApplier:
         if spec is None:
             return
         registry = await self.observer.registry(promotion)
+
+        async def refuse_foreign(model: RegisteredModel) -> None:
+            ownership = await self.observer.find_ownership(promotion, spec, registry, model)
+            if ownership.state == "Foreign":
+                raise StaleError(f"{ownership.owner} moves alias {spec.alias} of {spec.model}")
+
         try:
-            await self.writer.move(registry, spec.model, spec.alias, action, refuse_stale)
+            if isinstance(action, ClaimAlias):
+                await self._claim(promotion, spec, registry, action)
+                return
+            await self.writer.move(
+                registry, spec.model, spec.alias, action, refuse_stale, check_model=refuse_foreign
+            )
         finally:
             # Also after an error, since the write may have taken effect.
             self.observer.forget(registry.uri, spec.model)
         log.info("%s: alias %s of %s points at version %s", promotion.key, spec.alias, spec.model, action.to)
         self.moved(spec.model)
+
+    async def _claim(
+        self, promotion: Promotion, spec: ModelPromotionSpec, registry: Registry, action: ClaimAlias
+    ) -> None:
+        if self.observer.owners:
+            await self.observer.owners.take(
+                registry, spec.model, spec.alias, promotion.key, is_new=action.is_new
+            )
 
     async def _refuse_stale(self, promotion: Promotion, resource_version: str) -> None:
         """Raise unless the promotion is unchanged. NB: a replica that was paused would otherwise carry out an outdated decision."""

@@ -13,6 +13,7 @@ from finetune_operator import names
 from finetune_operator.errors import Problem
 from finetune_operator.mlflow.model import Run
 from finetune_operator.registry.base import ModelVersion, MoveAlias, RegisteredModel
+from finetune_operator.registry.ownership import UNSUPPORTED, Ownership
 from finetune_operator.serving.model import Endpoint, EndpointAction, ServingBackend
 
 
@@ -109,6 +110,7 @@ class Observed:
         loop: a message about a cycle of aliases that take their version from each other, if this promotion's alias is in one.
         endpoint: the serving endpoint; None if it was not read.
         gate_jobs: the Jobs of the gates that exist, for whichever version.
+        ownership: which installation moves the alias.
     """
 
     problem: Problem | None = None
@@ -119,6 +121,7 @@ class Observed:
     loop: str | None = None
     endpoint: Endpoint | None = None
     gate_jobs: tuple[ObservedJob, ...] = ()
+    ownership: Ownership = UNSUPPORTED
 
     def alias(self, name: str) -> str | None:
         """The version that an alias points at."""
@@ -172,8 +175,15 @@ class CloseGateRun:
     status: str
 
 
+@dataclass(frozen=True)
+class ClaimAlias:
+    """Record in the registry that this installation moves the alias. `is_new`: whether it did not before."""
+
+    is_new: bool
+
+
 GateAction = StartGateJob | StopGateJob | ReleaseGateJob | CloseGateRun
-PromotionAction = MoveAlias | EndpointAction | GateAction
+PromotionAction = MoveAlias | ClaimAlias | EndpointAction | GateAction
 
 
 @dataclass(frozen=True)

@@ -26,9 +26,11 @@ from finetune_operator.modelpromotion.gate_job_reader import GateJobReader
 from finetune_operator.modelpromotion.model import Observed, Promotion, SourceJob
 from finetune_operator.modelpromotion.version_records import import_history
 from finetune_operator.modelpromotion.versions import main_version, named_version, target_version
+from finetune_operator.registry.alias_owners import AliasOwners
 from finetune_operator.registry.base import ModelVersion, RegisteredModel, Registry, is_same_name
 from finetune_operator.registry.choose import open_registry, resolve_registry
 from finetune_operator.registry.outages import Outages
+from finetune_operator.registry.ownership import UNSUPPORTED, Ownership
 from finetune_operator.registry.tracked import Tracked, open_tracked
 from finetune_operator.serving.choose import choose_backend
 from finetune_operator.serving.model import Endpoint, EndpointClient, ServingBackend
@@ -122,6 +124,8 @@ class ModelPromotionObserver:
     open: Open = open_registry
     open_runs: OpenRuns = open_tracked
     now: Callable[[], datetime] = utc_now
+    owners: AliasOwners | None = None
+    """Finds which installation moves an alias; None if there is only this one."""
     _models: dict[_ModelKey, _CachedModel] = field(default_factory=dict)
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     """Sequence numbers for reads and writes."""
@@ -151,13 +155,19 @@ class ModelPromotionObserver:
             if rival:
                 return Observed(rival=rival)
             loop = await self._conflicts.find_alias_loop(promotion, spec)
-            model, versions = await self._read_model_and_versions(promotion, spec, job)
+            model, versions, ownership = await self._read_model_and_versions(promotion, spec, job)
             gate_jobs = await self._gate_jobs.read(promotion, gate_jobs, self.open_server)
         except ExternalError as error:
             return Observed(problem=error.problem, job=job, loop=loop, gate_jobs=gate_jobs)
         endpoint = await self._read_endpoint(promotion, spec)
         return Observed(
-            model=model, versions=versions, job=job, loop=loop, endpoint=endpoint, gate_jobs=gate_jobs
+            model=model,
+            versions=versions,
+            job=job,
+            loop=loop,
+            endpoint=endpoint,
+            gate_jobs=gate_jobs,
+            ownership=ownership,
         )
 
     async def registry(self, promotion: Promotion) -> Registry:
@@ -204,8 +214,8 @@ class ModelPromotionObserver:
 
     async def _read_model_and_versions(
         self, promotion: Promotion, spec: ModelPromotionSpec, job: SourceJob | None
-    ) -> tuple[RegisteredModel | None, Mapping[str, ModelVersion | None]]:
-        """The model and the versions that this pass needs."""
+    ) -> tuple[RegisteredModel | None, Mapping[str, ModelVersion | None], Ownership]:
+        """The model and the versions that this pass needs, and which installation moves the alias."""
         # NB: the key of an outage has the registry; the tracking server, from which the runs of versions are read; and the Secret, since it
         # may name the workspace, and a server may throttle only one login.
         server, registry_uri = (normalize_address(uri) for uri in self.settings.servers(spec.tracking))
@@ -214,9 +224,23 @@ class ModelPromotionObserver:
             registry = await self.registry(promotion)
             model = await self._read_model(promotion, spec, registry)
             needed = find_needed_versions(promotion, spec, Observed(model=model, job=job))
-            if model is None or not needed:
-                return model, {}
-            return model, await asyncio.to_thread(_read_versions, registry, spec.model, needed)
+            if model is None:
+                return None, {}, UNSUPPORTED
+            ownership = await self.find_ownership(promotion, spec, registry, model)
+            versions = await asyncio.to_thread(_read_versions, registry, spec.model, needed) if needed else {}
+            return model, versions, ownership
+
+    async def find_ownership(
+        self, promotion: Promotion, spec: ModelPromotionSpec, registry: Registry, model: RegisteredModel
+    ) -> Ownership:
+        """Find which installation moves the alias of a promotion.
+
+        Raises:
+            KubeError: the identity of this installation could not be read.
+        """
+        if self.owners is None:
+            return UNSUPPORTED
+        return await self.owners.find(registry, model, spec.alias, promotion.key)
 
     async def _read_model(
         self, promotion: Promotion, spec: ModelPromotionSpec, registry: Registry

@@ -17,6 +17,7 @@ from finetune_operator.modelpromotion.decide import decide
 from finetune_operator.modelpromotion.decide.failed_action import record_failed_action
 from finetune_operator.modelpromotion.decide.ready import summarize_status
 from finetune_operator.modelpromotion.model import (
+    ClaimAlias,
     Promotion,
     PromotionDecision,
     ReleaseGateJob,
@@ -29,7 +30,7 @@ from finetune_operator.serving.model import LogRequests, StopLogging
 from finetune_operator.settings import Settings
 
 # Actions whose effect no pass has to see at once.
-_LATE_EFFECTS = (LogRequests, StopLogging, StopGateJob, ReleaseGateJob)
+_LATE_EFFECTS = (ClaimAlias, LogRequests, StopLogging, StopGateJob, ReleaseGateJob)
 
 
 @dataclass

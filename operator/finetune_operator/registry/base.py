@@ -20,13 +20,15 @@ def is_same_name(registry: str, first: str, second: str) -> bool:
 class RegisteredModel:
     """A registered model, and the version that each of its aliases points at.
 
-    `created` distinguishes the model from one of the same name in another registry; None if it is unknown. `ignores_case`: whether
-    alias names are case-insensitive, as in Unity Catalog.
+    `created` distinguishes the model from one of the same name in another registry; None if it is unknown. `tags`: the tags of the
+    model; always empty in Unity Catalog, where they are not read. `ignores_case`: whether alias names are case-insensitive, as in Unity
+    Catalog.
     """
 
     name: str
     aliases: Mapping[str, str] = field(default_factory=dict)
     created: datetime | None = field(default=None, compare=False)
+    tags: Mapping[str, str] = field(default_factory=dict, compare=False)
     ignores_case: bool = field(default=False, compare=False)
 
     def holder(self, alias: str) -> str | None:

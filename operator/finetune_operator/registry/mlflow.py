@@ -60,7 +60,7 @@ class MlflowRegistry:
         with client.parsing_answer():
             model = answer["registered_model"]
             created = parse_milliseconds(model.get("creation_timestamp"))
-            return RegisteredModel(name, _parse_aliases(model), created)
+            return RegisteredModel(name, _parse_aliases(model), created, to_mapping(model.get("tags") or []))
 
     def version(self, name: str, version: str) -> ModelVersion | None:
         """A version with its tags and the metrics of its run; None when it does not exist."""
@@ -121,6 +121,10 @@ class MlflowRegistry:
         """Remove an alias. Does nothing if it does not exist."""
         client = self._registry_client
         _call_or_none(partial(client.delete, "registered-models/alias", name=name, alias=alias))
+
+    def set_model_tag(self, name: str, key: str, value: str) -> None:
+        """Set a tag of a registered model."""
+        self._registry_client.post("registered-models/set-tag", name=name, key=key, value=value)
 
     def set_tags(self, name: str, version: str, tags: Mapping[str, str]) -> None:
         """Set tags of a version."""

@@ -19,7 +19,7 @@ from finetune_crds.conditions import ConditionReason
 from finetune_operator.controller.leases import HeldLease, Leases
 from finetune_operator.errors import UNREACHABLE, ExternalError, Problem
 from finetune_operator.kube import Kube, KubeError
-from finetune_operator.registry.base import ModelVersion, MoveAlias, Registry
+from finetune_operator.registry.base import ModelVersion, MoveAlias, RegisteredModel, Registry
 from finetune_operator.settings import UNITY_CATALOG, Settings
 
 log = logging.getLogger(__name__)
@@ -100,6 +100,8 @@ class AliasWriter:
         alias: str,
         move: MoveAlias,
         check_wanted: Callable[[], Awaitable[None]] | None = None,
+        *,
+        check_model: Callable[[RegisteredModel], Awaitable[None]] | None = None,
     ) -> None:
         """Point the alias at the version and tag it, or remove the alias, if the registry's state is still as `move` expects.
 
@@ -109,6 +111,7 @@ class AliasWriter:
         Args:
             check_wanted: called under the Lease before every write. If the move is no longer wanted, it raises an exception,
                 and nothing more is written.
+            check_model: called with the model as it was read under the Lease. If the alias must not be moved, it raises an exception.
 
         Raises:
             LeaseBusy: another process writes to the model; retry in about a second.
@@ -123,7 +126,7 @@ class AliasWriter:
             lease = await self._acquire(name, model)
             session = _Session(self._leases, lease, self.clock, self.write_seconds, model, check_wanted)
             try:
-                await _move(session, registry, alias, move)
+                await _move(session, registry, alias, move, check_model)
             finally:
                 # NB: a write without a response may still be executed, so the Lease is not released, and blocks others until it expires.
                 if not session.unanswered:
@@ -189,12 +192,20 @@ class _Session:
             raise _lease_error(self.leases.namespace, name, self.model, error) from error
 
 
-async def _move(session: _Session, registry: Registry, alias: str, move: MoveAlias) -> None:
+async def _move(
+    session: _Session,
+    registry: Registry,
+    alias: str,
+    move: MoveAlias,
+    check_model: Callable[[RegisteredModel], Awaitable[None]] | None,
+) -> None:
     """Read the model, compare it with the expected state, write, and read again to verify."""
     model = session.model
     registered = await asyncio.to_thread(registry.model, model)
     if registered and move.created and registered.created not in (None, move.created):
         raise ModelReplaced(model)
+    if registered and check_model:
+        await check_model(registered)
     current = registered.holder(alias) if registered else None
     # An alias that is already at its target is no error: an earlier pass may have moved it, and some tags may still be missing.
     if current != move.to and move.expected not in (ANYWHERE, current):

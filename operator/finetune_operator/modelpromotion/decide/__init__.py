@@ -24,7 +24,7 @@ from finetune_operator.modelpromotion.decide import (
     version_tags,
 )
 from finetune_operator.modelpromotion.decide.draft import Draft
-from finetune_operator.modelpromotion.model import Observed, Promotion, PromotionDecision
+from finetune_operator.modelpromotion.model import ClaimAlias, Observed, Promotion, PromotionDecision
 from finetune_operator.policy.result import run_policies
 from finetune_operator.settings import Settings
 
@@ -69,6 +69,7 @@ def decide(promotion: Promotion, observed: Observed, now: datetime, settings: Se
     move.record_abandoned(draft)
     if _can_write(draft):
         version_tags.tag_version(draft)
+        _claim(draft)
     _serve(draft)
     _tidy_gate_jobs(draft)
     identity.record_identity(draft)
@@ -106,6 +107,13 @@ def _serve(draft: Draft) -> None:
         serving.serve(draft)
     else:
         serving.hold(draft)
+
+
+def _claim(draft: Draft) -> None:
+    """Take the alias for this installation, or renew that it has the alias."""
+    state = draft.observed.ownership.state
+    if state in ("Unclaimed", "Due"):
+        draft.actions.append(ClaimAlias(is_new=state == "Unclaimed"))
 
 
 def _can_write(draft: Draft) -> bool:

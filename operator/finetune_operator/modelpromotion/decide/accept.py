@@ -11,6 +11,7 @@ from finetune_operator.modelpromotion.version_records import forget_moves
 from finetune_operator.policy.address import find_passwords
 from finetune_operator.policy.result import Continue, Outcome, Stop
 from finetune_operator.policy.unity_catalog import find_wrong_tags
+from finetune_operator.registry.ownership import LEASE_SECONDS
 from finetune_operator.serving.model import ServingBackend
 from finetune_operator.settings import DATABRICKS, UNITY_CATALOG, Settings
 
@@ -33,21 +34,31 @@ def accept(draft: Draft) -> Outcome:
     _, registry = draft.settings.servers(draft.spec.tracking)
     if not registry:
         return _refuse(draft, ConditionReason.MLFLOW_NOT_CONFIGURED, _NO_REGISTRY)
-    if draft.observed.rival:
-        message = (
-            f"ModelPromotion {draft.observed.rival} is older and manages alias {draft.spec.alias} of {draft.spec.model}: delete one of the "
-            "two"
-        )
-        # Moves by the older promotion are not drift: when the older one is deleted, this promotion starts from where the alias is then.
+    conflict = _find_conflict(draft)
+    if conflict:
+        # Moves by the other promotion are not drift: when it is deleted, this promotion starts from where the alias is then.
         draft.update(promoted=None, current=None, watch_start_time=None)
         draft.remember(move=None, abandoned=None)
         draft.status = forget_moves(draft.status)
-        return _refuse(draft, ConditionReason.CONFLICT, message)
+        return _refuse(draft, ConditionReason.CONFLICT, conflict)
     if draft.observed.loop:
         message = f"{draft.observed.loop}: change the source of one of them"
         return _refuse(draft, ConditionReason.CONFLICT, message)
     draft.set(ConditionType.ACCEPTED, True, ConditionReason.ACCEPTED, "the spec can be carried out")
     return Continue
+
+
+def _find_conflict(draft: Draft) -> str | None:
+    """A message about another promotion that manages the alias; None if there is none."""
+    alias, observed = f"alias {draft.spec.alias} of {draft.spec.model}", draft.observed
+    if observed.rival:
+        return f"ModelPromotion {observed.rival} is older and manages {alias}: delete one of the two"
+    if observed.ownership.state == "Foreign":
+        return (
+            f"{observed.ownership.owner} manages {alias} in this registry: delete one of the two; this one takes over "
+            f"{LEASE_SECONDS / 60:.0f} min after the other installation has stopped"
+        )
+    return None
 
 
 def _refuse(draft: Draft, reason: ConditionReason, message: str) -> Outcome:

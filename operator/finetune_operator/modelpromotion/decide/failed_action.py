@@ -12,6 +12,7 @@ from finetune_operator.modelpromotion.decide.draft import truncate
 from finetune_operator.modelpromotion.decide.ready import summarize_status
 from finetune_operator.modelpromotion.decide.version_tags import TAGS_REFUSED
 from finetune_operator.modelpromotion.model import (
+    ClaimAlias,
     CloseGateRun,
     Promotion,
     PromotionAction,
@@ -35,6 +36,9 @@ def record_failed_action(
 ) -> PromotionDecision:
     """Return the decision with a status that names the failed write and the reason."""
     spec, status = promotion.spec, decision.status
+    if isinstance(action, ClaimAlias):
+        # The registry does not answer: the next pass reports that.
+        return decision
     if isinstance(action, MoveAlias) and action.expected == action.to:
         return dataclasses.replace(decision, status=_record_refused_tags(promotion, status, problem, now))
     if isinstance(action, MoveAlias):

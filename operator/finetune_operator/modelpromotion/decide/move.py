@@ -15,6 +15,7 @@ from finetune_operator.modelpromotion.decide.draft import Draft, truncate
 from finetune_operator.modelpromotion.decide.version_tags import build_tags
 from finetune_operator.modelpromotion.version_records import record_move
 from finetune_operator.policy.result import Continue, Outcome, Stop
+from finetune_operator.registry.ownership import SETTLE_SECONDS
 
 MAX_HISTORY = 20
 # Longer than the time limits of requests to the registry.
@@ -136,6 +137,11 @@ def begin(
         draft.requeue_after(0)
         return Stop
     draft.remember(move=journaled)
+    if draft.observed.ownership.is_pending:
+        # Another installation may be taking the alias too.
+        announce(draft, _describe_move(draft, to))
+        draft.requeue_after(SETTLE_SECONDS)
+        return Stop
     # NB: the source alias is compared again just before the write; only moves of reason Promoted have a source alias.
     source = draft.spec.source.alias if reason == "Promoted" else None
     announce(draft, _describe_move(draft, to))

@@ -17,7 +17,7 @@ def set_finalizer(draft: Draft) -> None:
     spec = draft.promotion.spec
     if spec is None:
         return
-    needs_finalizer = spec.on_delete == "RemoveAlias" and draft.observed.rival is None
+    needs_finalizer = spec.on_delete == "RemoveAlias" and not _is_managed_by_other(draft)
     if needs_finalizer != (names.FINALIZER in draft.promotion.finalizers):
         draft.finalizer = needs_finalizer
 
@@ -27,7 +27,7 @@ def remove(draft: Draft) -> None:
     if names.FINALIZER not in draft.promotion.finalizers:
         return
     spec, problem = draft.promotion.spec, draft.observed.problem
-    if spec is None or spec.on_delete != "RemoveAlias" or draft.observed.rival:
+    if spec is None or spec.on_delete != "RemoveAlias" or _is_managed_by_other(draft):
         draft.finalizer = False
     elif problem and problem.reason == ConditionReason.CREDENTIALS_MISSING:
         # NB: the Secret cannot be created again in a namespace that is being deleted, so the deletion would wait forever.
@@ -53,6 +53,10 @@ def remove(draft: Draft) -> None:
     else:
         announce(draft, f"removing alias {spec.alias} of {spec.model}")
         draft.actions.append(draft.move_alias(None))
+
+
+def _is_managed_by_other(draft: Draft) -> bool:
+    return draft.observed.rival is not None or draft.observed.ownership.state == "Foreign"
 
 
 def _promoted_versions(draft: Draft) -> set[str | None]:

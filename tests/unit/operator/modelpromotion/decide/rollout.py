@@ -13,7 +13,13 @@ from finetune_crds.promotion_status import ModelPromotionStatus, Move, MoveReaso
 from finetune_operator.errors import ExternalError, Problem
 from finetune_operator.modelpromotion.decide.draft import Draft
 from finetune_operator.modelpromotion.decide.serving import serve
-from finetune_operator.modelpromotion.model import GateAction, Observed, Promotion, PromotionDecision
+from finetune_operator.modelpromotion.model import (
+    ClaimAlias,
+    GateAction,
+    Observed,
+    Promotion,
+    PromotionDecision,
+)
 from finetune_operator.policy.status import with_condition
 from finetune_operator.registry.base import ModelVersion, MoveAlias, RegisteredModel
 from finetune_operator.serving.choose import choose_backend
@@ -106,7 +112,7 @@ class Rollout:
         self.status = ModelPromotionStatus.model_validate(decision.status.to_json())
         self.requeue = decision.requeue_seconds
         for action in () if crash else decision.actions:
-            assert not isinstance(action, MoveAlias | GateAction)
+            assert not isinstance(action, MoveAlias | ClaimAlias | GateAction)
             if isinstance(action, ConfigureEndpoint):
                 # Nothing is asked for that the status did not know of before.
                 assert resource.status.serving

@@ -1,0 +1,188 @@
+"""Which installation of the operator moves an alias: a tag of the registered model that its owner renews.
+
+A Lease and the oldest ModelPromotion decide within a cluster; two clusters share only the registry. MLflow overwrites a tag without
+comparing, so an installation that takes an alias waits, reads the tag back, and owns the alias only if the tag is still its own: the last
+writer wins. The clocks of installations differ, so a reader considers an owner gone after it has seen the same tag for the whole lease
+on its own clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import NamedTuple, Protocol, runtime_checkable
+
+from finetune_crds.base import Json
+from finetune_operator import names
+from finetune_operator.errors import UNREACHABLE, ExternalError
+from finetune_operator.kube import Kube, KubeError
+from finetune_operator.registry.base import RegisteredModel, Registry
+from finetune_operator.registry.ownership import LEASE_SECONDS, SETTLE_SECONDS, UNSUPPORTED, Ownership
+
+log = logging.getLogger(__name__)
+
+_RENEWAL_INTERVAL = timedelta(minutes=15)
+_INSTALLATION = "finetune-installation"
+
+
+@runtime_checkable
+class TaggableRegistry(Protocol):
+    """A registry whose models have tags."""
+
+    def set_model_tag(self, name: str, key: str, value: str) -> None:
+        """Set a tag of a registered model."""
+
+
+class _Record(NamedTuple):
+    """The content of the tag. `promotion` is namespace/name; `time` is on the clock of the owner."""
+
+    installation: str
+    promotion: str
+    time: datetime
+
+
+class _Key(NamedTuple):
+    registry_uri: str
+    model: str
+    tag: str
+
+
+@dataclass
+class AliasOwners:
+    """Reads, takes and renews the tags.
+
+    Attributes:
+        namespace: the namespace of this installation.
+        clock: monotonic seconds.
+        now: the time that the tags of this installation have.
+    """
+
+    kube: Kube
+    namespace: str
+    clock: Callable[[], float]
+    now: Callable[[], datetime] = lambda: datetime.now(UTC)
+    _installation: str = ""
+    _observed: dict[_Key, tuple[str, float]] = field(default_factory=dict)
+    """By alias of another installation: the content of its tag, and since when this process has seen it."""
+    _taken: dict[_Key, float] = field(default_factory=dict)
+    """When this process took an alias that was not its installation's."""
+    _refused: set[tuple[str, str]] = field(default_factory=set)
+    """The registry and the model of tags that were refused."""
+
+    async def find(self, registry: Registry, model: RegisteredModel, alias: str, promotion: str) -> Ownership:
+        """Find who owns an alias.
+
+        Args:
+            promotion: namespace/name of the ModelPromotion that manages the alias here.
+
+        Raises:
+            KubeError: the identity of this installation could not be read.
+        """
+        if not isinstance(registry, TaggableRegistry):
+            return UNSUPPORTED
+        key = _Key(registry.uri, model.name, names.owner_tag(alias))
+        content = model.tags.get(key.tag, "")
+        record, installation = _parse(content), await self._read_installation()
+        if record and record.installation != installation and self._is_live(key, content):
+            return Ownership(
+                "Foreign", f"ModelPromotion {record.promotion} of installation {record.installation}"
+            )
+        if (registry.uri, model.name) in self._refused:
+            return UNSUPPORTED
+        if record is None or record.installation != installation:
+            return Ownership("Unclaimed")
+        taken = self._taken.get(key)
+        if taken is not None and self.clock() - taken < SETTLE_SECONDS:
+            return Ownership("Settling")
+        age = self.now() - record.time
+        is_fresh = record.promotion == promotion and timedelta(0) <= age < _RENEWAL_INTERVAL
+        return Ownership("Ours" if is_fresh else "Due")
+
+    async def take(self, registry: Registry, name: str, alias: str, promotion: str, *, is_new: bool) -> None:
+        """Write the tag of this installation. If the registry refuses tags, aliases of the model are moved without an owner.
+
+        Args:
+            name: the registered model.
+            is_new: whether the alias was not owned by this installation.
+
+        Raises:
+            ExternalError: the registry does not answer.
+            KubeError: the identity of this installation could not be read.
+        """
+        if not isinstance(registry, TaggableRegistry):
+            return
+        key = _Key(registry.uri, name, names.owner_tag(alias))
+        content = json.dumps(
+            {
+                "installation": await self._read_installation(),
+                "promotion": promotion,
+                "time": self.now().isoformat(timespec="seconds"),
+            }
+        )
+        if is_new:
+            self._taken[key] = self.clock()
+        try:
+            await asyncio.to_thread(registry.set_model_tag, name, key.tag, content)
+        except ExternalError as error:
+            if error.problem.reason in UNREACHABLE:
+                raise
+            log.warning(
+                "%s: aliases are moved without a record of their owner, because the model %s cannot be tagged: %s",
+                promotion,
+                name,
+                error.problem.message,
+            )
+            self._refused.add((registry.uri, name))
+
+    def _is_live(self, key: _Key, content: str) -> bool:
+        """Whether another installation may still own the alias: this process has not seen its tag unchanged for a whole lease."""
+        now = self.clock()
+        last_content, since = self._observed.get(key, (None, now))
+        if content != last_content:
+            since = now
+            self._observed[key] = (content, now)
+        return now - since < LEASE_SECONDS
+
+    async def _read_installation(self) -> str:
+        """The identity of this installation: the uid of a Lease in its namespace, which is created once and never held."""
+        if not self._installation:
+            lease = await self.kube.get("Lease", self.namespace, _INSTALLATION) or await self._create_lease()
+            self._installation = str(lease["metadata"]["uid"])
+        return self._installation
+
+    async def _create_lease(self) -> Json:
+        body: Json = {
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": "Lease",
+            "metadata": {
+                "name": _INSTALLATION,
+                "namespace": self.namespace,
+                "labels": {names.LABEL_MANAGED_BY: names.FIELD_MANAGER},
+            },
+            "spec": {},
+        }
+        try:
+            return await self.kube.create(body)
+        except KubeError as error:
+            # Another replica was faster.
+            existing = (
+                await self.kube.get("Lease", self.namespace, _INSTALLATION) if error.status == 409 else None
+            )
+            if existing is None:
+                raise
+            return existing
+
+
+def _parse(content: str) -> _Record | None:
+    """The record in a tag; None if the tag is missing or not written by an operator."""
+    try:
+        fields = json.loads(content)
+        return _Record(
+            str(fields["installation"]), str(fields["promotion"]), datetime.fromisoformat(fields["time"])
+        )
+    except (ValueError, KeyError, TypeError):
+        return None

@@ -1,0 +1,185 @@
+"""Two installations of the operator on one registry: one of them owns an alias, and the other says so."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from finetune_crds.conditions import ConditionReason
+from finetune_operator.errors import ExternalError, Problem
+from finetune_operator.registry.base import RegisteredModel
+from finetune_operator.registry.ownership import LEASE_SECONDS, SETTLE_SECONDS
+from fixtures.operator_in_memory.promotions import Memory, World, Writes
+
+TAG = "finetune_owner_champion"
+
+
+@dataclass
+class Tagged(Memory):
+    """A registry in memory whose models have tags."""
+
+    tags: dict[str, str] = field(default_factory=dict)
+    untaggable: Problem | None = None
+
+    def model(self, name: str) -> RegisteredModel | None:
+        found = super().model(name)
+        return RegisteredModel(name, found.aliases, found.created, dict(self.tags)) if found else None
+
+    def set_model_tag(self, name: str, key: str, value: str) -> None:
+        self._ask()
+        if self.untaggable:
+            raise ExternalError(self.untaggable)
+        with self.writes.one(f"tag {key} of {name}"):
+            self.tags[key] = value
+
+
+def installation(registry: Tagged, identity: str, **spec: Any) -> World:
+    """A cluster with an operator and a promotion, for this registry."""
+    world = World()
+    world.registry = registry
+    meta = {"name": "finetune-installation", "namespace": "system", "uid": identity}
+    world.kube.keep({"kind": "Lease", "metadata": meta, "spec": {}})
+    world.restart()
+    world.submit(**({"source": {"type": "Version", "version": "1"}} | spec))
+    return world
+
+
+def new_registry() -> Tagged:
+    registry = Tagged(Writes())
+    for version in ("1", "2", "3"):
+        registry.add(version, loss=2.0)
+    return registry
+
+
+def owner(registry: Tagged) -> str:
+    return str(json.loads(registry.tags[TAG])["installation"])
+
+
+async def look(world: World, passes: int = 1, seconds: float = SETTLE_SECONDS) -> None:
+    for _ in range(passes):
+        world.seconds += seconds
+        await world.operator.look("champion")
+
+
+async def test_the_second_installation_is_a_conflict_with_the_owners_name() -> None:
+    registry = new_registry()
+    one, other = installation(registry, "one"), installation(registry, "other", source=version("2"))
+    await look(one, 6)
+    assert (one.status().phase, registry.aliases) == ("Promoted", {"champion": "1"})
+    for _ in range(10):
+        await look(other)
+        await look(one)
+    assert other.phase_and_reason() == "Blocked: Conflict"
+    assert other.says("Accepted") == (
+        "Conflict",
+        "ModelPromotion team/champion of installation one manages alias champion of support-llama in this registry: delete one of the "
+        "two; this one takes over 45 min after the other installation has stopped",
+    )
+    assert (one.status().phase, registry.moves) == ("Promoted", [("champion", "1")])
+
+
+async def test_two_that_begin_at_the_same_time_do_not_both_move_the_alias() -> None:
+    registry = new_registry()
+    one, other = installation(registry, "one"), installation(registry, "other", source=version("2"))
+    for _ in range(10):
+        await look(one)
+        await look(other)
+    phases = sorted(world.phase_and_reason() for world in (one, other))
+    assert phases == ["Blocked: Conflict", "Promoted: Promoted"]
+    assert len(registry.moves) == 1
+    winner = one if one.status().phase == "Promoted" else other
+    assert owner(registry) == ("one" if winner is one else "other")
+
+
+async def test_both_that_read_before_either_wrote_settle_on_the_last_writer() -> None:
+    registry = new_registry()
+    one, other = installation(registry, "one"), installation(registry, "other", source=version("2"))
+    await look(one)
+    taken_by_one = registry.tags.pop(TAG)
+    await look(other)
+    assert owner(registry) == "other"
+    # The write of the first arrives last.
+    registry.tags[TAG] = taken_by_one
+    for _ in range(6):
+        await look(other)
+        await look(one)
+    assert (one.status().phase, other.phase_and_reason()) == ("Promoted", "Blocked: Conflict")
+    assert registry.moves == [("champion", "1")]
+
+
+async def test_the_first_move_waits_until_the_tag_is_settled() -> None:
+    registry = new_registry()
+    one = installation(registry, "one")
+    await look(one, 4, seconds=0.1)
+    assert (owner(registry), registry.moves) == ("one", [])
+    await look(one, 3)
+    assert registry.moves == [("champion", "1")]
+
+
+async def test_an_owner_that_lost_the_alias_between_its_decision_and_its_write_moves_nothing() -> None:
+    registry = new_registry()
+    one = installation(registry, "one")
+    await look(one, 6)
+    one.edit(source=version("3"))
+    await look(one)
+    assert one.status().move
+
+    def take() -> None:
+        # In the pass that moves the alias, after the model was read once.
+        if registry.asked > asked + 1:
+            registry.tags[TAG] = json.dumps(
+                {"installation": "other", "promotion": "team/champion", "time": "2026-08-01T12:00:00+00:00"}
+            )
+
+    asked = registry.asked
+    registry.before_reading = take
+    await look(one)
+    registry.before_reading = lambda: None
+    await look(one)
+    assert (one.phase_and_reason(), registry.aliases["champion"]) == ("Blocked: Conflict", "1")
+
+
+async def test_the_other_takes_over_when_the_owner_renews_no_more() -> None:
+    registry = new_registry()
+    one, other = installation(registry, "one"), installation(registry, "other", source=version("2"))
+    await look(one, 6)
+    renewed = registry.tags[TAG]
+    await look(one, 2, seconds=16 * 60)
+    assert registry.tags[TAG] != renewed
+    await look(other, 2, seconds=LEASE_SECONDS - 60)
+    assert other.phase_and_reason() == "Blocked: Conflict"
+    # NB: the lease counts from when this process saw the tag first: the clock of the owner does not matter.
+    await look(other, 1, seconds=120)
+    await look(other, 6)
+    assert (other.status().phase, registry.aliases["champion"], owner(registry)) == ("Promoted", "2", "other")
+    await look(one, 2)
+    assert one.phase_and_reason() == "Blocked: Conflict"
+
+
+async def test_a_restart_and_a_move_to_another_namespace_keep_the_alias() -> None:
+    registry = new_registry()
+    one = installation(registry, "one")
+    await look(one, 6)
+    one.restart()
+    writes = one.writes.count
+    await look(one, 3)
+    assert (one.status().phase, one.writes.count) == ("Promoted", writes)
+    # The promotion of the same installation that is created elsewhere has the alias at once.
+    registry.tags[TAG] = registry.tags[TAG].replace("team/champion", "elsewhere/champion")
+    await look(one, 3)
+    assert (one.status().phase, json.loads(registry.tags[TAG])["promotion"]) == ("Promoted", "team/champion")
+
+
+async def test_a_registry_that_may_not_be_tagged_is_used_without_an_owner() -> None:
+    registry = new_registry()
+    registry.untaggable = Problem(ConditionReason.MLFLOW_FORBIDDEN, "HTTP 403")
+    one = installation(registry, "one")
+    await look(one, 6)
+    assert (one.status().phase, registry.tags) == ("Promoted", {})
+
+
+def version(number: str) -> Mapping[str, str]:
+    """A source."""
+    return {"type": "Version", "version": number}
