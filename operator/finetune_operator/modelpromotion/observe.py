@@ -127,6 +127,8 @@ class ModelPromotionObserver:
     owners: AliasOwners | None = None
     """Finds which installation moves an alias; None if there is only this one."""
     _models: dict[_ModelKey, _CachedModel] = field(default_factory=dict)
+    _first_reads: dict[_ModelKey, asyncio.Event] = field(default_factory=dict)
+    """By model that is read for the first time: set when the read has ended."""
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     """Sequence numbers for reads and writes."""
     _written: int = 0
@@ -246,13 +248,27 @@ class ModelPromotionObserver:
         self, promotion: Promotion, spec: ModelPromotionSpec, registry: Registry
     ) -> RegisteredModel | None:
         key = _ModelKey(registry.uri, spec.model, _credentials(promotion, spec))
+        if key not in self._models and key in self._first_reads:
+            # After a start, the promotions of a model are reconciled at the same time, and one of them reads the model.
+            await self._first_reads[key].wait()
         cached = self._models.get(key)
         fresh_seconds = self.settings.poll_seconds * _FRESH_POLLS
         is_fresh = cached is not None and self.clock() - cached.at < fresh_seconds
         if cached and is_fresh and _is_settled(promotion, spec, cached.model):
             return cached.model
+        if key in self._models:
+            return await self._fetch_model(key, registry)
+        ended = self._first_reads[key] = asyncio.Event()
+        try:
+            return await self._fetch_model(key, registry)
+        finally:
+            ended.set()
+            if self._first_reads.get(key) is ended:
+                del self._first_reads[key]
+
+    async def _fetch_model(self, key: _ModelKey, registry: Registry) -> RegisteredModel | None:
         started, number = self.clock(), next(self._numbers)
-        model = await asyncio.to_thread(registry.model, spec.model)
+        model = await asyncio.to_thread(registry.model, key.model)
         self._keep(key, _CachedModel(started, number, model))
         return model
 

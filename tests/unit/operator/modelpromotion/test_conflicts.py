@@ -11,7 +11,7 @@ import pytest
 from finetune_crds.conditions import ConditionReason
 from finetune_operator.controller.store import Store
 from finetune_operator.errors import ExternalError
-from finetune_operator.modelpromotion.conflicts import ConflictFinder
+from finetune_operator.modelpromotion.conflicts import Claim, ConflictFinder
 from finetune_operator.modelpromotion.observe import read_promotion
 from finetune_operator.registry import unity
 from finetune_operator.settings import Settings
@@ -275,3 +275,38 @@ async def test_endpoints_of_two_workspaces_are_two() -> None:
         simulation.login(namespace, f"https://{namespace}")
         simulation.submit(namespace, serving=serving())
     assert await simulation.endpoint_rival("other") is None
+
+
+async def test_the_conflicts_of_thousands_of_promotions_look_at_those_of_each_model_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """2,000 promotions of 1,000 models: a pass over each one must not look at all others."""
+    world = World()
+    for number in range(1000):
+        for alias, source in (("staging", "candidate"), ("champion", "staging")):
+            body = {
+                "kind": "ModelPromotion",
+                "metadata": {
+                    "name": f"{number}-{alias}",
+                    "namespace": "team",
+                    "uid": f"{number}-{alias}",
+                    "resourceVersion": "1",
+                    "creationTimestamp": "2026-08-01T12:00:00Z",
+                },
+                "spec": {"model": f"m{number}", "alias": alias, "source": {"type": "Alias", "alias": source}},
+            }
+            world.store.put("ModelPromotion", body)
+    compared: list[Json] = []
+    manages = ConflictFinder._manages
+
+    def count_and_compare(finder: ConflictFinder, spec: Json, claim: Claim) -> bool:
+        compared.append(spec)
+        return manages(finder, spec, claim)
+
+    monkeypatch.setattr(ConflictFinder, "_manages", count_and_compare)
+    for body in world.store.promotions.values():
+        promotion = read_promotion(body)
+        assert promotion.spec
+        assert await world.conflicts.find_alias_conflict(promotion, promotion.spec) is None
+        assert await world.conflicts.find_alias_loop(promotion, promotion.spec) is None
+    assert len(compared) <= 3 * len(world.store.promotions)

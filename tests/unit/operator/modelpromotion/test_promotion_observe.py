@@ -17,6 +17,8 @@ from fixtures.operator_in_memory.promotions import MODEL, Json, Operator, World
 
 AWAY = Problem(ConditionReason.MLFLOW_UNREACHABLE, "MLflow at http://runs:5000 cannot be reached: HTTP 429")
 
+BROKEN = Problem(ConditionReason.MLFLOW_ERROR, "HTTP 500")
+
 
 def world() -> World:
     """Two versions, the first of them staging's."""
@@ -125,6 +127,38 @@ async def test_what_is_as_it_should_be_is_read_once_for_all() -> None:
     for name in ("one", "other", "one"):
         await simulation.operator.look(name)
     assert simulation.registry.asked == requests + 1
+
+
+async def test_after_a_start_one_read_of_a_model_is_enough_for_all_of_its_promotions() -> None:
+    simulation = world()
+    names = ("one", "other", "third")
+    for name in names:
+        simulation.submit(name)
+    await simulation.settle()
+    simulation.restart()
+    requests = simulation.registry.asked
+    await asyncio.gather(*(simulation.operator.look(name) for name in names))
+    assert simulation.registry.asked == requests + 1
+
+
+async def test_a_first_read_that_fails_lets_the_others_read_for_themselves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    simulation = world()
+    for name in ("one", "other"):
+        simulation.submit(name)
+    await simulation.settle()
+    simulation.restart()
+    read, failures = simulation.registry.model, [ExternalError(BROKEN)]
+
+    def model(name: str) -> RegisteredModel | None:
+        if failures:
+            raise failures.pop()
+        return read(name)
+
+    monkeypatch.setattr(simulation.registry, "model", model)
+    await asyncio.gather(*(simulation.operator.look(name) for name in ("one", "other")))
+    assert {simulation.holds("RegistryReady", name) for name in ("one", "other")} == {True, False}
 
 
 async def test_a_read_that_began_before_a_write_is_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
