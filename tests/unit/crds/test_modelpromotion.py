@@ -97,6 +97,7 @@ def test_an_endpoint_has_its_defaults() -> None:
     assert serving.to_json() == {
         "type": "Databricks",
         "endpoint": "support",
+        "aliasMoves": "AfterCanary",
         "databricks": {"environment": {}},
     }
 
