@@ -56,7 +56,7 @@ def record_move(status: ModelPromotionStatus, move: Move) -> ModelPromotionStatu
     if after is None or move.reason in ("Repaired", "Overtaken"):
         return status
     gained: dict[str, Any] = {"held": True}
-    if move.reason in ("Promoted", "Reverted"):
+    if move.reason == "Promoted":
         gained |= {"gates": move.gates, "approved_by": move.by if move.approved else None}
     if move.reason in ("Promoted", "Reverted", "RolledBack"):
         # The promotion chose a version again: what a hand chose before is over.

@@ -134,6 +134,20 @@ async def test_a_git_revert_finds_its_version_after_more_moves_than_the_history_
     assert simulation.moves()[-1] == ("Reverted", "3", "2")
 
 
+async def test_a_git_revert_keeps_the_name_of_the_approver() -> None:
+    source, gates = {"type": "Version", "version": "2"}, GATES[:1]
+    simulation = world(gates=gates, source=source, approval={"version": "2", "by": "kim"})
+    await simulation.settle()
+    simulation.edit(source={"type": "Version", "version": "3"}, approval={"version": "3", "by": "lee"})
+    await simulation.settle()
+    for _ in range(2):
+        simulation.edit(source=source)
+        await simulation.settle()
+    assert simulation.moves()[-1] == ("Reverted", "3", "2")
+    approved_by = {version: simulation.status().find_record(version) for version in ("2", "3")}
+    assert [record and record.approved_by for record in approved_by.values()] == ["kim", "lee"]
+
+
 async def test_moves_before_another_promotion_kept_the_alias_count_no_more_whatever_the_clock_says() -> None:
     simulation = world(gates=GATES[:1], source={"type": "Version", "version": "2"}, approval={"version": "2"})
     await simulation.settle()
