@@ -61,6 +61,10 @@ class Tail:
         return full_lines.decode(errors="replace").splitlines()
 
 
+# How `support.operator_process` names it.
+_ELECTION_LEASE = "operator-"
+
+
 def count(audit: list[str], access: list[str], earlier: Requests | None = None) -> Requests:
     """What the lines of the audit log and of MLflow's access log say, added to what is known."""
     requests = earlier or Requests()
@@ -78,6 +82,9 @@ def _count_audit(event: dict[str, object], requests: Requests) -> None:
         return
     target = event.get("objectRef")
     where = target if isinstance(target, dict) else {}
+    # NB: the Lease of the replica that leads is renewed all the time, whatever the promotions need.
+    if where.get("resource") == "leases" and str(where.get("name", "")).startswith(_ELECTION_LEASE):
+        return
     parts = [str(where[name]) for name in ("resource", "subresource") if where.get(name)]
     requests.api_writes[f"{event['verb']} {'/'.join(parts)}"] += 1
 

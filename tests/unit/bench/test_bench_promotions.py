@@ -12,8 +12,8 @@ from bench.promotions.writes import Tail, count
 from finetune_crds import ModelPromotion
 
 
-def audit(verb: str, resource: str, subresource: str = "", agent: str = "operator") -> str:
-    target = {"resource": resource, "subresource": subresource}
+def audit(verb: str, resource: str, subresource: str = "", agent: str = "operator", name: str = "any") -> str:
+    target = {"resource": resource, "subresource": subresource, "name": name}
     return json.dumps({"verb": verb, "objectRef": target, "userAgent": agent})
 
 
@@ -31,7 +31,8 @@ def test_what_is_a_write_and_whose() -> None:
             audit("patch", "modelpromotions", "status"),
             audit("create", "events"),
             audit("create", "modelpromotions", agent="Python-urllib/3.11"),
-            audit("update", "leases"),
+            audit("update", "leases", name="finetune-aliases-1"),
+            audit("patch", "leases", name="operator-1"),
         ],
         [
             access("GET", f"{API}/registered-models/get?name=model-0001"),
