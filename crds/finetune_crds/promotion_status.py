@@ -183,45 +183,44 @@ class Withheld(ApiModel):
 
 
 MAX_VERSION_RECORDS = 64
-_Digest = Annotated[str, Field(max_length=64)]
 
 
 class VersionRecord(ApiModel):
-    """Identity of a version, and what this promotion decided about it."""
+    """A version, and what was decided about it."""
 
     version: _Version
-    """Number of the version."""
+    """Its number."""
     creation_time: datetime | None = None
-    """When the version was created."""
+    """When it was created."""
     run_id: Annotated[str, Field(max_length=256)] | None = None
-    """The run that created the version."""
+    """The run that created it."""
     held: bool | None = None
-    """True if the version had the alias, other than by drift, and its endpoint did not fail."""
-    gates: _Digest | None = None
-    """Digest of the gates that the version passed when it was promoted. Absent if the version must be judged again."""
-    approved_by: Annotated[str, Field(max_length=512)] | None = None
-    """Who approved that promotion."""
-    bad: _Digest | None = None
-    """Digest of spec.gates and spec.serving with which the version failed at its endpoint."""
+    """True if it had the alias. Not by drift, nor if its endpoint failed."""
+    gates: str | None = None
+    """Digest of the gates that it passed. Absent if it must be judged again."""
+    approved_by: str | None = None
+    """Who approved it."""
+    bad: str | None = None
+    """Digest of the spec with which it failed. That is, of the gates and spec.serving, when its endpoint failed."""
     skipped: bool | None = None
-    """True if someone moved the alias away from the version, or past it, and onDrift is Adopt."""
+    """True if it is passed over. Someone moved the alias elsewhere, and onDrift is Adopt."""
 
 
 class RegistryIdentity(ApiModel):
-    """Facts that distinguish the registered model from a model of the same name in another registry.
+    """Identity of the registered model, and what was decided about its versions.
 
-    A registry has no id of its own.
+    A registry has no id of its own, and another one may have a model of the same name.
     """
 
     model_creation_time: datetime | None = None
     """When the model was created."""
     has_decisions: bool | None = None
-    """True unless an earlier release wrote `versions`."""
+    """False if an earlier release wrote this."""
     versions: Annotated[
         list[VersionRecord],
         Field(max_length=MAX_VERSION_RECORDS, json_schema_extra=list_type_map("version")),
     ] = Field(default_factory=list)
-    """The versions of this status and of its decisions. If there are too many, the lowest numbers are dropped."""
+    """The versions. If there are too many, the lowest are dropped."""
 
 
 class Journal(ApiModel):
@@ -234,11 +233,11 @@ class Journal(ApiModel):
     alias back, unless there is no version to move it back to."""
     withheld: Withheld | None = None
     """A version that the operator does not promote for now."""
-    lost: _Version | None = None
+    lost: str | None = None
     """The version whose deletion removed the alias, until the alias is set again."""
-    untagged: _Version | None = None
+    untagged: str | None = None
     """The version that got the alias and does not have all of its tags yet."""
-    old_approval: _Digest | None = None
+    old_approval: str | None = None
     """Digest of the approval that was in the spec when the promotion started over. It does not count."""
 
 
