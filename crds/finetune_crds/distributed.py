@@ -45,7 +45,7 @@ class Distributed(ApiModel):
         json_schema_extra=rules(
             (
                 "!has(self.gpusPerNode) || !has(self.processesPerNode) || self.processesPerNode <= self.gpusPerNode",
-                "processesPerNode must not be above gpusPerNode: each process needs its own GPU",
+                "processesPerNode must not be above gpusPerNode, since each process needs its own GPU: lower or remove processesPerNode",
                 ".processesPerNode",
             ),
             (

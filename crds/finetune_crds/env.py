@@ -77,9 +77,10 @@ class EnvVar(ApiModel):
                 "'the operator sets ' + self.name + ': remove it'",
             ),
             (
-                f"!has(self.value) || !has(self.valueFrom) && !self.value.{NAMES_SECRET}",
-                f"set value or valueFrom, not both; {NO_SCOPE_IN_PODS}",
+                "!has(self.value) || !has(self.valueFrom)",
+                "value and valueFrom must not both be set",
             ),
+            (f"!has(self.value) || !self.value.{NAMES_SECRET}", NO_SCOPE_IN_PODS),
         )
     )
 

@@ -151,8 +151,8 @@ class FineTuneJobSpec(ApiModel):
                 "has(self.data.prepare) && has(self.data.prepare.responseTemplate) || "
                 "(!has(self.data.columns) || self.data.columns.type != 'Text') && "
                 "(!has(self.data.prepare) || !has(self.data.prepare.promptTemplate))",
-                "objective.lossOn Answer and LastAnswer require data.columns.type PromptResponse or Messages, and, when "
-                "data.prepare.promptTemplate is set or the type is Text, data.prepare.responseTemplate",
+                "objective.lossOn Answer and LastAnswer require data.columns.type PromptResponse or Messages without "
+                "data.prepare.promptTemplate, or data.prepare.responseTemplate",
                 ".objective.lossOn",
             ),
             (

@@ -63,11 +63,8 @@ class Output(ApiModel):
 
 
 def _with_slash(folder: str) -> str:
-    """Return the CEL expression of a folder with one slash at its end: s3://b/model must not count as a parent of s3://b/model2.
-
-    The text is only for comparisons: s3:// also becomes s3:/.
-    """
-    return f"({folder} + '/').replace('//', '/')"
+    """Return the CEL expression of a folder with a slash at its end: s3://b/model must not count as a parent of s3://b/model2."""
+    return f"({folder}.endsWith('/') ? {folder} : {folder} + '/')"
 
 
 _OUTPUT_FOLDER, _CHECKPOINT_FOLDER = _with_slash("self.output.uri"), _with_slash("self.checkpoint.uri")

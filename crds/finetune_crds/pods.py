@@ -143,7 +143,8 @@ POD_RULES = (
     Rule(
         "!has(self.pods) || !has(self.pods.prepare) || (has(self.data) && has(self.data.source) && "
         "(!has(self.data.prepare) || self.data.prepare.spark.mode != 'Databricks'))",
-        "pods.prepare can be set only when data.source is set and data.prepare.spark.mode is not Databricks: set data.prepare.spark.databricks.compute",
+        "pods.prepare can be set only when data.source is set and data.prepare.spark.mode is not Databricks: remove pods.prepare; "
+        "data.prepare.spark.databricks.compute describes a Databricks run",
         ".pods.prepare",
     ),
     Rule(

@@ -262,14 +262,6 @@ def _shorten(schema: Schema, *, is_internal: bool = False) -> Schema:
     return shortened
 
 
-def _name_place(place: str, path: str) -> str:
-    """Return the path of another field, as a description at `path` names it: only the sibling, if the paths differ only in one name."""
-    pairs = zip(place.split("."), path.split("."), strict=False)
-    differences = [name for name, own_name in pairs if name != own_name]
-    is_sibling = len(differences) == 1 and place.count(".") == path.count(".")
-    return f"`{differences[0]}`" if is_sibling else place.removeprefix("spec.")
-
-
 def _refer_to_equal_descriptions(schema: Schema, path: str, places: dict[tuple[str, str], str]) -> Schema:
     """Return a schema in which a field refers to an earlier field with the same name and description, if that is much shorter.
 
@@ -286,7 +278,7 @@ def _refer_to_equal_descriptions(schema: Schema, path: str, places: dict[tuple[s
             referring = _refer_to_equal_descriptions(field, field_path, places)
             description = field.get("description", "")
             place = places.setdefault((name, description), field_path)
-            reference = f"As in {_name_place(place, field_path)}."
+            reference = f"As in {place.removeprefix('spec.')}."
             if place != field_path and len(reference) + _MIN_SAVED_CHARACTERS <= len(description):
                 referring["description"] = reference
             result["properties"][name] = referring

@@ -199,7 +199,7 @@ SWEEP_RULES = (
     # NB: the newest version may be another one when the next trial starts.
     Rule(
         f"!{_HAS_SWEEP} || !has(self.data) || !has(self.data.splits) || (self.data.splits.type == 'Delta' ? has(self.data.splits.version) : "
-        f"self.data.splits.type != 'Tables' || self.data.splits.train.{_NAMES_VERSION} && (!has(self.data.splits.validation) || "
+        f"self.data.splits.type != 'Tables' || (!has(self.data.splits.train) || self.data.splits.train.{_NAMES_VERSION}) && (!has(self.data.splits.validation) || "
         f"self.data.splits.validation.{_NAMES_VERSION}))",
         "sweep requires a version of data.splits, so that all trials read the same rows: data.splits.version, or @v3 at the end of the names "
         "of tables",

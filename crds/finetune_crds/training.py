@@ -225,7 +225,7 @@ class Training(ApiModel):
             (
                 "!(has(self.epochs) && has(self.maxSteps)) && !(has(self.warmupSteps) && has(self.warmupRatio)) && "
                 "!(has(self.decaySteps) && has(self.decayRatio))",
-                "set epochs or maxSteps, warmupSteps or warmupRatio, and decaySteps or decayRatio, not both",
+                "must not both be set: epochs and maxSteps, warmupSteps and warmupRatio, or decaySteps and decayRatio",
             ),
             (
                 "self.scheduler == 'WSD' || (!has(self.decaySteps) && !has(self.decayRatio))",

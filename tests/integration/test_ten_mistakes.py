@@ -23,7 +23,7 @@ Json = dict[str, Any]
 AT_APPLY: dict[str, tuple[Json, str]] = {
     "epochs and maxSteps": (
         job(training={"epochs": 3, "maxSteps": 100}),
-        "set epochs or maxSteps, not both",
+        "must not both be set: epochs and maxSteps",
     ),
     "a split of 1.1": (
         job(
@@ -40,7 +40,7 @@ AT_APPLY: dict[str, tuple[Json, str]] = {
     ),
     "more processes than GPUs": (
         job(distributed={"gpusPerNode": 4, "processesPerNode": 8}),
-        "processesPerNode is above gpusPerNode, but each process needs its own GPU: lower or remove processesPerNode",
+        "processesPerNode must not be above gpusPerNode, since each process needs its own GPU: lower or remove processesPerNode",
     ),
 }
 

@@ -253,6 +253,7 @@ class Observed:
         preparation: the Databricks run that the status names, while it is followed.
         custom_children: objects of another operator's kind, such as SparkApplications, until the preparation is complete.
         lease: Lease of the preparation that the job is about to begin; None if it shares no preparation.
+        prepared_trial: the first trial of the same sweep that has prepared the data which this trial is about to prepare.
         resumed: the job that checkpoint.resumeFrom names, until its checkpoints are known.
         alias_versions: by the field of `status.pinned`, the versions that the models' aliases point at, until they are pinned.
         code: the commit of trainer.code.git, until the status has it.
@@ -277,6 +278,7 @@ class Observed:
     preparation: Preparation | None = None
     custom_children: CustomChildren | None = None
     lease: PreparationLease | None = None
+    prepared_trial: Json | None = None
     resumed: ResumedJob | None = None
     alias_versions: Mapping[str, AliasVersion] = field(default_factory=dict)
     code: ResolvedRevision | None = None

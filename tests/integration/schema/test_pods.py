@@ -227,7 +227,7 @@ REFUSED: dict[str, tuple[Json, str]] = {
     ),
     "more processes than GPUs": (
         job(distributed={"gpusPerNode": 4, "processesPerNode": 8}),
-        "processesPerNode must not be above gpusPerNode: each process needs its own GPU",
+        "processesPerNode must not be above gpusPerNode, since each process needs its own GPU",
     ),
     "GPUs for the CPU": (
         job(distributed={"gpusPerNode": 4, "device": "CPU"}),
@@ -372,7 +372,7 @@ REFUSED: dict[str, tuple[Json, str]] = {
     },
     "a variable from two places": (
         of_pods("train", env=[{"name": "A", "value": "a", "valueFrom": {"fieldRef": {}}}]),
-        "set value or valueFrom, not both",
+        "value and valueFrom must not both be set",
     ),
     **{
         f"{what} twice": (body, "Duplicate value")

@@ -22,12 +22,12 @@ REFUSED: dict[str, tuple[Json, str]] = {
     "unknown method": (job(method={"type": "Magic"}), 'spec.method.type: Unsupported value: "Magic"'),
     "epochs and maxSteps": (
         job(training={"epochs": 1, "maxSteps": 10}),
-        "set epochs or maxSteps, warmupSteps or warmupRatio, and decaySteps or decayRatio, not both",
+        "must not both be set: epochs and maxSteps, warmupSteps and warmupRatio, or decaySteps and decayRatio",
     ),
     "no answer to take the loss on": (
         job(data=prepared(promptTemplate="{text}"), objective={"lossOn": "Answer"}),
         (
-            "objective.lossOn Answer and LastAnswer require data.columns.type PromptResponse or Messages, and, when data.prepare.promptTemplate is set or the type is Text, data.prepare.responseTemplate"
+            "objective.lossOn Answer and LastAnswer require data.columns.type PromptResponse or Messages without data.prepare.promptTemplate, or data.prepare.responseTemplate"
         ),
     ),
     "lora without LoRA": (
@@ -248,7 +248,7 @@ REFUSED: dict[str, tuple[Json, str]] = {
             (
                 "two lengths of its decay",
                 {"scheduler": "WSD", "decaySteps": 9, "decayRatio": 0.1},
-                "set epochs or maxSteps, warmupSteps or warmupRatio, and decaySteps or decayRatio, not both",
+                "must not both be set: epochs and maxSteps, warmupSteps and warmupRatio, or decaySteps and decayRatio",
             ),
             (
                 "steps of no decay",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -33,6 +34,7 @@ from finetune_operator.finetunejob.observe.run_creator import RunCreator
 from finetune_operator.finetunejob.observe.run_poller import RunPoller
 from finetune_operator.finetunejob.observe.spark_executors import ExecutorReader
 from finetune_operator.finetunejob.observe.trial_evaluations import TrialEvaluationReader
+from finetune_operator.finetunejob.preparation import backends, sibling
 from finetune_operator.finetunejob.references import resumed_job_name
 from finetune_operator.finetunejob.resolve import pinned, resolve
 from finetune_operator.kube import Kube
@@ -144,6 +146,7 @@ class FineTuneJobObserver:
             preparation=await self.preparations.read(ftj),
             custom_children=custom_children,
             lease=await self.leases.read(ftj, jobs),
+            prepared_trial=self._find_prepared_trial(ftj, jobs),
             resumed=await self._read_resumed_job(ftj, now),
             alias_versions=await self._alias_versions.read(ftj),
             code=await self._revisions.read(ftj),
@@ -162,6 +165,13 @@ class FineTuneJobObserver:
             children=children,
             evaluations=await self._evaluations.read(ftj, children),
         )
+
+    def _find_prepared_trial(self, ftj: FineTuneJob, jobs: Mapping[str, Json]) -> Json | None:
+        """The trial whose table a trial can use that is about to prepare; None for any other job."""
+        body = self.store.finetunejobs.get((ftj.namespace, ftj.name))
+        if ftj.sweep is None or body is None or not backends.has_to_prepare(ftj, jobs):
+            return None
+        return sibling.find_prepared_trial(body, self.store.finetunejobs_of(ftj.sweep))
 
     async def _read_resumed_job(self, ftj: FineTuneJob, now: datetime) -> ResumedJob | None:
         """The job whose checkpoints this job waits for; an empty ResumedJob if it does not exist; None if this job does not wait.

@@ -1,4 +1,4 @@
-"""A trial uses the table that another trial of its sweep has prepared, without a preparation of its own.
+"""A trial uses the table that an earlier trial of its sweep has prepared, without a preparation of its own.
 
 A preparation of its own would start Spark only to find that table, or, if the sources have changed since, would write other rows, with
 which the losses of the trials could not be compared.
@@ -6,32 +6,56 @@ which the losses of the trials could not be compared.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.status import DataStatus
 from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.finetunejob.sweep import trial_state
-from finetune_operator.owners import find_finetunejob
+
+# The parts of a spec that a preparation depends on. The trials of a sweep have the rest of it in common.
+_PREPARED_FIELDS = ("data", "model", "objective")
+
+
+def find_prepared_trial(trial: Json, others: Iterable[Json]) -> Json | None:
+    """Return the first trial of a sweep that has prepared the same data; None if there is none, or if each trial prepares its own table.
+
+    Args:
+        trial: the trial that is about to prepare.
+        others: the FineTuneJobs of its sweep.
+    """
+    prepare = (trial["spec"].get("data") or {}).get("prepare") or {}
+    if prepare.get("reuse") == "Never":
+        return None
+    prepared = {
+        condition["lastTransitionTime"]: other
+        for other in others
+        if _prepare_same_data(trial, other) and (condition := _find_prepared(other))
+    }
+    return prepared[min(prepared)] if prepared else None
 
 
 def use_prepared_table(draft: Draft) -> bool:
-    """Record the table of the trial that holds the Lease of this preparation, and return whether it has one."""
-    holder = _find_holder(draft)
-    prepared = trial_state.find_condition(holder, ConditionType.PREPARED) if holder else None
-    data = trial_state.read_part(holder, "data") if holder else None
-    if holder is None or data is None or prepared is None or prepared["status"] != "True":
+    """Record the table of the earlier trial, and return whether there is one."""
+    trial = draft.observed.prepared_trial
+    prepared = _find_prepared(trial) if trial else None
+    if trial is None or prepared is None:
         return False
-    name = holder["metadata"]["name"]
-    table = DataStatus.model_validate(data)
+    name = trial["metadata"]["name"]
+    table = DataStatus.model_validate(trial_state.read_part(trial, "data"))
     draft.update(data=table.model_copy(update={"written_by": table.written_by or name}))
     message = f"trial {name} of the same sweep has prepared the data: {prepared['message']}"
     draft.set(ConditionType.PREPARED, True, ConditionReason(prepared["reason"]), message)
     return True
 
 
-def _find_holder(draft: Draft) -> Json | None:
-    """The FineTuneJob that holds the Lease, if it belongs to the same sweep as this one."""
-    lease_state = draft.observed.lease
-    if draft.ftj.sweep is None or lease_state is None or lease_state.holder is None:
-        return None
-    return lease_state.holder if find_finetunejob(lease_state.holder) == draft.ftj.sweep else None
+def _prepare_same_data(trial: Json, other: Json) -> bool:
+    return all(trial["spec"].get(field) == other["spec"].get(field) for field in _PREPARED_FIELDS)
+
+
+def _find_prepared(trial: Json) -> Json | None:
+    """The condition Prepared of a trial with a table; None if it has none."""
+    condition = trial_state.find_condition(trial, ConditionType.PREPARED)
+    is_prepared = condition is not None and condition["status"] == "True"
+    return condition if is_prepared and trial_state.read_part(trial, "data") else None

@@ -322,7 +322,7 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
     (
         {"data.columns": {"type": "Text"}, "objective.lossOn": "Answer"},
         [
-            "objective.lossOn Answer and LastAnswer require data.columns.type PromptResponse or Messages, and, when data.prepare.promptTemplate is set or the type is Text, data.prepare.responseTemplate"
+            "objective.lossOn Answer and LastAnswer require data.columns.type PromptResponse or Messages without data.prepare.promptTemplate, or data.prepare.responseTemplate"
         ],
     ),
     (
@@ -338,19 +338,19 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
     (
         {"training.epochs": 1, "training.maxSteps": 2},
         [
-            "training: set epochs or maxSteps, warmupSteps or warmupRatio, and decaySteps or decayRatio, not both"
+            "training: must not both be set: epochs and maxSteps, warmupSteps and warmupRatio, or decaySteps and decayRatio"
         ],
     ),
     (
         {"training.warmupSteps": 1, "training.warmupRatio": 0.1},
         [
-            "training: set epochs or maxSteps, warmupSteps or warmupRatio, and decaySteps or decayRatio, not both"
+            "training: must not both be set: epochs and maxSteps, warmupSteps and warmupRatio, or decaySteps and decayRatio"
         ],
     ),
     (
         {"training.scheduler": "WSD", "training.decaySteps": 2, "training.decayRatio": 0.1},
         [
-            "training: set epochs or maxSteps, warmupSteps or warmupRatio, and decaySteps or decayRatio, not both"
+            "training: must not both be set: epochs and maxSteps, warmupSteps and warmupRatio, or decaySteps and decayRatio"
         ],
     ),
     (
@@ -624,7 +624,7 @@ PREPARATIONS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "the answer of a text": (
         {"columns": TEXT, "objective": {"lossOn": "Answer"}},
         [
-            "objective.lossOn Answer and LastAnswer require data.columns.type PromptResponse or Messages, and, when data.prepare.promptTemplate is set or the type is Text, data.prepare.responseTemplate"
+            "objective.lossOn Answer and LastAnswer require data.columns.type PromptResponse or Messages without data.prepare.promptTemplate, or data.prepare.responseTemplate"
         ],
     ),
     "split": (
@@ -699,7 +699,7 @@ FOUND: dict[str, tuple[Json, Columns, str | None]] = {
     "a text, whose answer nobody knows": (
         {"objective": {"lossOn": "Answer"}},
         Columns(type="Text"),
-        "objective.lossOn Answer and LastAnswer require data.columns.type PromptResponse or Messages, and, when data.prepare.promptTemplate is set or the type is Text, data.prepare.responseTemplate; the data has "
+        "objective.lossOn Answer and LastAnswer require data.columns.type PromptResponse or Messages without data.prepare.promptTemplate, or data.prepare.responseTemplate; the data has "
         "columns of type Text",
     ),
     "turns of a text": (
