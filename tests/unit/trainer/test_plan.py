@@ -297,7 +297,7 @@ def test_a_recipe_that_the_api_server_would_refuse_is_not_planned(
     monkeypatch.setenv("FINETUNE_RECIPE", str(path))
     assert main(["--plan"]) == 64
     assert (
-        "training.earlyStopping: earlyStopping requires evaluations during training"
+        "training.evalEverySteps: earlyStopping and select Best require evaluations during training"
         in capsys.readouterr().err
     )
 

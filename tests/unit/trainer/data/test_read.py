@@ -126,8 +126,8 @@ def test_what_is_found_must_fit_the_objective(pod: Pod, world: World, tmp_path: 
         "objective DPO requires: it has text (str); name the columns of an example in data.columns"
     )
     assert sentence({"lossOn": "Answer"}) == (
-        "64 RecipeRefused: objective.lossOn Answer and LastAnswer require data.columns.type PromptResponse or Messages;"
-        " the data has columns of type Text"
+        "64 RecipeRefused: objective.lossOn Answer and LastAnswer require data.columns.type PromptResponse or Messages without "
+        "data.prepare.promptTemplate, or data.prepare.responseTemplate; the data has columns of type Text"
     )
 
 

@@ -118,7 +118,7 @@ def test_a_job_that_the_api_server_would_refuse_is_refused(tmp_path: Path) -> No
     with pytest.raises(RecipeRefusedError) as refused:
         laptop.load_recipe(path)
     assert refused.value.message == (
-        "data.prepare.responseTemplate: responseTemplate can be set only when promptTemplate is set"
+        "data.prepare.promptTemplate: responseTemplate and templateSyntax Jinja require promptTemplate"
     )
     # The folder of the option counts, and not that of the job.
     with pytest.raises(RecipeRefusedError, match="must not be the path of a source"):

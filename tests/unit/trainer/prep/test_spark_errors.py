@@ -61,7 +61,7 @@ THROWN: list[tuple[str, str, str, int, str]] = [
         'No FileSystem for scheme "ftp"',
         65,
         'No FileSystem for scheme "ftp": a path must be s3://bucket/folder, gs://bucket/folder, '
-        "abfss://container@account.dfs.core.windows.net/folder, or an absolute path",
+        "abfss://container@host/folder, or an absolute path",
     ),
     (
         "disk full",
