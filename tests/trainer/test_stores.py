@@ -26,6 +26,7 @@ from fixtures import fake_databricks, fake_s3
 from fixtures.fake_databricks.tables import Tables
 from support import networks
 from support.checkpoints import Run, same
+from support.forged_checkpoints import FORGERIES
 from support.pods import examples
 from support.trackers import read_events
 from support.training import eval_loss_of
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from multiprocessing.connection import Connection
     from pathlib import Path
+
+    from fsspec import AbstractFileSystem
 
     from cluster.object_stores import Store
     from support.pods import Outcome, Pod
@@ -67,6 +70,30 @@ def test_a_job_begins_goes_on_and_ends_in_a_store(
     begins_goes_on_and_ends(
         store.uri, pod.but({"data.splits.path": f"{store.uri}/splits"}), tmp_path / "fetched", capsys
     )
+
+
+@pytest.mark.parametrize(("forge", "sentence"), FORGERIES)
+def test_a_forged_checkpoint_in_a_store_runs_no_code(
+    store: Store,
+    tmp_path: Path,
+    forge: Callable[[AbstractFileSystem, str, Path], None],
+    sentence: str,
+) -> None:
+    uri = f"{store.uri}/forged-{forge.__name__}"
+    with networks.alone() as world:
+        run = Run(uri, world)
+        run.train_and_save(1)
+        again = Run(uri, world)
+        assert again.resume().step == 1
+        assert same(again.state(), run.state())
+        (save,) = CheckpointFolder(run.checkpointer.folder).list_saves()
+        files, path = filesystems.open_filesystem(save.uri)
+        forge(files, path, tmp_path / "proof")
+        with pytest.raises(PodFailure) as caught:
+            Run(uri, world).resume()
+    assert not (tmp_path / "proof").exists()
+    assert (caught.value.exit_code, caught.value.reason) == (64, "CheckpointUnsafe")
+    assert f"{run.checkpointer.folder}/step-00000001 is unsafe ({sentence}" in caught.value.message
 
 
 def test_a_job_begins_goes_on_and_ends_in_a_volume_of_unity_catalog(

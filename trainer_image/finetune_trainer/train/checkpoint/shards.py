@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import re
 from contextlib import contextmanager
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed.checkpoint._fsspec_filesystem import FileSystem, FsspecReader, FsspecWriter
+from torch.distributed.checkpoint.metadata import StorageMeta
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -17,6 +19,11 @@ from torch.distributed.checkpoint.state_dict import (
 
 from finetune_trainer.pod.exit_status import PodFailure, RecipeRefusedError, TrainingError, first_line
 from finetune_trainer.storage import filesystems
+from finetune_trainer.train.checkpoint.restricted_pickle import (
+    UnsafeFileError,
+    load_metadata,
+    name_unsafe_file,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -24,6 +31,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
     from torch.distributed.checkpoint import CheckpointException
+    from torch.distributed.checkpoint.metadata import Metadata
 
 # The frozen base of an adapter is not part of a checkpoint.
 TRAINED_ONLY = StateDictOptions(ignore_frozen_params=True, strict=False)
@@ -45,6 +53,12 @@ class _Files(FileSystem):
     def mkdir(self, path: str | os.PathLike[str]) -> None:
         """Make a folder."""
         filesystems.make_folder(self.fs, os.fspath(path))
+
+    @contextmanager
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[Any]:
+        """Open a file; errors of its content name it."""
+        with name_unsafe_file(PurePosixPath(path).name), super().create_stream(path, mode) as stream:
+            yield stream
 
 
 class Writer(FsspecWriter):
@@ -81,6 +95,19 @@ class Reader(FsspecReader):
         self.fs = _Files()
         self.fs.init_path(uri)
 
+    def read_metadata(self, *_: Any, rank: int | None = None, **__: Any) -> Metadata:
+        """Read the metadata; `rank`: of the shards of one rank, which DCP looks for if there is none of all shards.
+
+        Raises:
+            UnsafeFileError: the file refers to something that the trainer never writes.
+        """
+        with self.fs.create_stream(self._get_metadata_path(rank), "rb") as file:
+            metadata = load_metadata(file)
+        # As DCP's own reader does.
+        metadata.storage_meta = metadata.storage_meta or StorageMeta()
+        metadata.storage_meta.load_id = self.load_id
+        return metadata
+
 
 @contextmanager
 def _raise_plain_errors() -> Iterator[None]:
@@ -101,14 +128,20 @@ def first_failure(error: CheckpointException) -> tuple[int, BaseException]:
 
 
 def build_read_error(uri: str, cause: BaseException, remedy: str, *, shared: bool) -> PodFailure:
-    """Return the error for an unreadable checkpoint: it is damaged, it is gone, or its storage failed.
+    """Return the error for an unreadable checkpoint: it is unsafe, damaged or gone, or its storage failed.
 
     Args:
         uri: of the checkpoint.
         cause: the error of the read.
-        remedy: what to do if the checkpoint is damaged.
+        remedy: what to do if the checkpoint is damaged or unsafe.
         shared: whether another job writes and deletes checkpoints in the folder of this checkpoint.
     """
+    if isinstance(cause, UnsafeFileError):
+        return RecipeRefusedError(
+            f"the checkpoint {uri} is unsafe ({cause}, which the trainer never writes; nothing of it was run): find out who can write to "
+            f"this folder, and {remedy}",
+            reason="CheckpointUnsafe",
+        )
     reason = filesystems.describe_failure(cause)
     if shared and isinstance(cause, FileNotFoundError):
         # NB: the checkpoint's files existed when the attempt chose it, so the other job has deleted them since.

@@ -9,6 +9,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import CheckpointException
 
 from finetune_trainer.pod.exit_status import RecipeRefusedError
+from finetune_trainer.train.checkpoint.restricted_pickle import RestrictedLoadPlanner
 from finetune_trainer.train.checkpoint.shards import (
     Reader,
     build_read_error,
@@ -69,7 +70,9 @@ class StoredCheckpoint:
         reader = Reader(self.shards)
         world.agree(lambda: self._check(reader, weights, moments) if world.leads else None)
         try:
-            dcp.load(state, storage_reader=reader, process_group=group)
+            # NB: a new planner for each read: it keeps the state.
+            planner = RestrictedLoadPlanner()
+            dcp.load(state, storage_reader=reader, planner=planner, process_group=group)
         except CheckpointException as error:
             _rank, cause = first_failure(error)
             raise build_read_error(self.uri, cause, self.remedy, shared=self.is_foreign) from error
