@@ -13,7 +13,8 @@ from finetune_trainer.models.base_reference import WEIGHTS, Origin, is_weights
 from finetune_trainer.models.model_files import Parts
 from finetune_trainer.models.object_store import StoredModel
 from finetune_trainer.models.output_folder import MANIFEST, list_model_files
-from finetune_trainer.pod.exit_status import PodFailure, RecipeRefusedError, TrainingError
+from finetune_trainer.models.unsafe_files import UNSAFE, check_names
+from finetune_trainer.pod.exit_status import PodFailure, RecipeRefusedError, TrainingError, first_line
 from finetune_trainer.storage import filesystems
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ _FIELD = "model.base"
 _BASE_OF_ADAPTER = "base-of-adapter"
 _NOT_FOUND = "ModelNotFound"
 _WHOLE = "whole"
+# How the errors of the Hub's client begin that refuse a name.
+_UNSAFE_FOR_HUB_CLIENT = ("Invalid filename", "Invalid pointer path")
 _LOGIN_REMEDY = "name a Secret with HF_TOKEN in spec.pods.all.envFrom, which applies to all pods"
 
 
@@ -254,11 +257,13 @@ def _fetch_from_mlflow(uri: str, place: _Place, *, without_weights: bool) -> tup
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
     version, inner = ModelsArtifactRepository.split_models_uri(uri)
     # NB: for a missing alias, MLflow answers INVALID_PARAMETER_VALUE.
-    with _translating_missing(uri, "INVALID_PARAMETER_VALUE"):
+    with _translating_refusals(uri, "INVALID_PARAMETER_VALUE"):
         repository = ModelsArtifactRepository(version)
 
     def download(folder: Path) -> None:
-        for name in _list_mlflow_files(repository, inner):
+        names = list(_list_mlflow_files(repository, inner))
+        check_names(uri, names)
+        for name in names:
             if not (without_weights and is_weights(name)):
                 repository.download_artifacts(name, str(folder))
 
@@ -266,7 +271,7 @@ def _fetch_from_mlflow(uri: str, place: _Place, *, without_weights: bool) -> tup
     if inner:
         part = f"{part} of {inner}"
     # NB: Unity Catalog reports a missing version only when the version is read.
-    with _translating_missing(uri):
+    with _translating_refusals(uri):
         folder = place.fill_folder(lambda: _build_version_key(repository, version), part, download) / inner
     if not folder.is_dir():
         raise _not_found_error(uri, "name a folder of the version")
@@ -278,8 +283,8 @@ def _fetch_from_mlflow(uri: str, place: _Place, *, without_weights: bool) -> tup
 
 
 @contextmanager
-def _translating_missing(uri: str, *codes: str) -> Iterator[None]:
-    """Refuse a model that MLflow reports as missing, with RESOURCE_DOES_NOT_EXIST or one of the codes."""
+def _translating_refusals(uri: str, *codes: str) -> Iterator[None]:
+    """Refuse a model that MLflow reports as missing, with RESOURCE_DOES_NOT_EXIST or one of the codes, and a model with unsafe names."""
     from mlflow import MlflowException
 
     try:
@@ -287,6 +292,12 @@ def _translating_missing(uri: str, *codes: str) -> Iterator[None]:
     except MlflowException as error:
         if error.error_code in ("RESOURCE_DOES_NOT_EXIST", *codes):
             raise _not_found_error(uri, "name a model and an alias or version in the registry") from error
+        # What MLflow's client finds before a name reaches `check_names`.
+        if error.message.startswith("Invalid path"):
+            raise RecipeRefusedError(
+                f"model.base {uri} has a file whose name leads out of its folder, which MLflow's client refuses: use another version",
+                reason=UNSAFE,
+            ) from error
         raise
 
 
@@ -332,6 +343,14 @@ def _fetch_from_hub(name: str, revision: str | None, cache: Cache | None, *, wit
             "models:/",
             reason=_NOT_FOUND,
         ) from error
+    except ValueError as error:
+        if not str(error).startswith(_UNSAFE_FOR_HUB_CLIENT):
+            raise
+        raise RecipeRefusedError(
+            f"model.base {name} has a file whose name leads out of its folder, which the Hub's client refuses ({first_line(error)}): use "
+            "another model or revision",
+            reason=UNSAFE,
+        ) from error
     except RevisionNotFoundError as error:
         raise _not_found_error(f"{name} at revision {revision}", "correct model.revision") from error
     except RepositoryNotFoundError as error:
@@ -366,7 +385,11 @@ def _download_snapshot(
 
 
 def _remove_broken_files(name: str, snapshot: Path, cache: Cache) -> bool:
-    """Remove files of a snapshot that do not have the size that the Hub reported; return whether there were any."""
+    """Remove files of a snapshot that do not have the size that the Hub reported; return whether there were any.
+
+    Raises:
+        RecipeRefusedError: the listing of the Hub has a name that leads out of the snapshot.
+    """
     from huggingface_hub import get_cached_repo_tree
     from huggingface_hub.errors import CachedRepoTreeNotFoundError
 
@@ -374,6 +397,8 @@ def _remove_broken_files(name: str, snapshot: Path, cache: Cache) -> bool:
         files = get_cached_repo_tree(name, revision=snapshot.name, cache_dir=cache.hub)
     except CachedRepoTreeNotFoundError:
         return False
+    # NB: the listing also names files that were not downloaded, whose names the client has not checked.
+    check_names(name, (file.path for file in files))
     broken = [
         link
         for file in files

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from finetune_trainer.models.output_folder import MANIFEST, list_model_files
+from finetune_trainer.models.unsafe_files import check_names
 from finetune_trainer.pod.exit_status import PodFailure, RecipeRefusedError, TrainingError
 from finetune_trainer.storage import filesystems
+from finetune_trainer.storage.relative_paths import locate_inside
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -36,7 +37,8 @@ class StoredModel:
         """List a model.
 
         Raises:
-            RecipeRefusedError: the pod has no login that may read the model, or a job has not finished writing the model.
+            RecipeRefusedError: the pod has no login that may read the model, a job has not finished writing the model, or the name of a
+                file leads out of the folder.
             TrainingError: the store, or the server of its logins, does not answer.
         """
         with _translating_errors(uri):
@@ -45,22 +47,25 @@ class StoredModel:
             return model._without_foreign_files()
 
     def _without_foreign_files(self) -> StoredModel:
-        """Return the model without files that its manifest, if it has one, does not name."""
-        manifest = f"{self.root}/{MANIFEST}"
-        if manifest not in self.entries:
-            return self
-        relative_names = {name: str(self._within(name)) for name in self.entries}
-        sizes = {relative_names[name]: info["size"] for name, info in self.entries.items()}
-        model_files = list_model_files(self.uri, self.files.cat_file(manifest), sizes)
-        return replace(
-            self,
-            entries={
-                name: info for name, info in self.entries.items() if relative_names[name] in model_files
-            },
-        )
+        """Return the model without files that its manifest, if it has one, does not name.
 
-    def _within(self, name: str) -> PurePosixPath:
-        return PurePosixPath(name).relative_to(self.root)
+        Raises:
+            RecipeRefusedError: the model is incomplete, or the name of a file leads out of the folder.
+        """
+        relative_names = {name: self._within(name) for name in self.entries}
+        manifest = f"{self.root}/{MANIFEST}"
+        if manifest in self.entries:
+            sizes = {relative_names[name]: info["size"] for name, info in self.entries.items()}
+            names = list_model_files(self.uri, self.files.cat_file(manifest), sizes)
+        else:
+            names = set(relative_names.values())
+        check_names(self.uri, sorted(names))
+        entries = {name: info for name, info in self.entries.items() if relative_names[name] in names}
+        return replace(self, entries=entries)
+
+    def _within(self, name: str) -> str:
+        """Return the path of a file in the folder, exactly as the store lists it."""
+        return name.removeprefix(f"{self.root}/")
 
     def download(self, names: Iterable[str], folder: Path) -> None:
         """Download the named files into a folder.
@@ -69,8 +74,7 @@ class StoredModel:
             TrainingError: a file has changed since it was listed.
         """
         for name in names:
-            target = folder / self._within(name)
-            target.parent.mkdir(parents=True, exist_ok=True)
+            target = locate_inside(folder, self._within(name))
             self.files.get_file(name, str(target))
             if target.stat().st_size != self.entries[name]["size"]:
                 raise TrainingError(

@@ -12,7 +12,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _MAX_SHOWN_CHARS = 200
 
 
-class UnsafePathError(Exception):
+class UnsafePathError(ValueError):
     """A listing or a manifest names a file with a path that could lead out of its folder; the message has the path and the reason."""
 
 
@@ -43,7 +43,7 @@ def locate_inside(folder: Path, path: str) -> Path:
 
 
 def _find_problem(path: str) -> str | None:
-    if path.startswith("/") or re.match(r"[A-Za-z]:", path):
+    if path.startswith("/"):
         return "is an absolute path"
     if "\\" in path:
         return "has a backslash"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -107,6 +108,27 @@ def test_what_is_not_whole_is_tokenized_and_stored_again(
     assert (expected_line in output) is bool(reason), output
     loaded(stored, world, "third")
     assert "train: using the tokens of an earlier attempt" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["../evil.npy", "/evil.npy", "..\\evil.npy", "sub//evil.npy"])
+def test_a_marker_names_no_file_outside_of_the_split(
+    stored: Pod, world: World, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    first = loaded(stored, world, "first")
+    (train,) = stored.folder.glob("checkpoints/*/tokens-*/train")
+    sizes = json.loads((train / "COMPLETE").read_text())
+    evil = Path(f"{train}/{name}")
+    evil.parent.mkdir(exist_ok=True)
+    evil.write_bytes(b"evil")
+    (train / "COMPLETE").write_text(json.dumps({name: 4, **sizes}))
+    capsys.readouterr()
+    assert arrays(loaded(stored, world, "second")) == arrays(first)
+    output = capsys.readouterr().out
+    assert (
+        f"cannot read the stored tokens of split train; tokenizing the split again: {name!r}, which "
+        in output
+    )
+    assert not list((stored.folder / "second").rglob("*evil*"))
 
 
 def test_a_storage_that_fails_stops_no_attempt(

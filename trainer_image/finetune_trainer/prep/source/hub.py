@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from finetune_trainer.pod.exit_status import DataError, RecipeRefusedError, TrainingError
+from finetune_trainer.storage.relative_paths import UnsafePathError, check_relative_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
     from finetune_crds.source import SourceLocation
 
+# How the error of `datasets` begins that refuses a path out of the data set.
+_OUTSIDE = "Data files don't belong to "
 _DEFAULT_SPLIT = "train"
 _LOGIN_ADVICE = (
     "in envFrom of spec.pods.prepare or spec.pods.all, name a Secret whose HF_TOKEN may read the data set"
@@ -41,7 +44,7 @@ def fetch(source: SourceLocation, scratch: Path, field: str) -> tuple[list[str],
     from datasets import disable_progress_bars
 
     disable_progress_bars()
-    with _translate_errors(source, field):
+    with _translate_errors(source, field), _refuse_unsafe_paths(source, field):
         commit = _find_commit(source, field)
         builder = _load_builder(source, commit, scratch, field)
         split = _choose_split(source, builder, field)
@@ -101,6 +104,24 @@ def _translate_errors(source: SourceLocation, field: str) -> Iterator[None]:
             "HubUnreachable",
             f"{name} cannot be downloaded because the Hub does not respond: allow egress from the pod, or set HF_ENDPOINT to a mirror of "
             "the Hub",
+        ) from error
+
+
+@contextmanager
+def _refuse_unsafe_paths(source: SourceLocation, field: str) -> Iterator[None]:
+    """Translate the errors for files whose path leads out of the data set: ours, and that of `datasets`."""
+    name = f"{field}.dataset {source.dataset}"
+    try:
+        yield
+    except UnsafePathError as error:
+        raise DataError(
+            "UnsafeSource", f"{name} has a file {error}: use another data set or revision"
+        ) from error
+    except ValueError as error:
+        if not str(error).startswith(_OUTSIDE):
+            raise
+        raise DataError(
+            "UnsafeSource", f"{name} has files outside of the data set: use another data set or revision"
         ) from error
 
 
@@ -180,6 +201,8 @@ def _download_parquet(
     names = [str(file).removeprefix(prefix) for file in builder.config.data_files[split]]
     if not all(name.endswith(".parquet") for name in names):
         return []
+    for name in names:
+        check_relative_path(name)
     folder = snapshot_download(
         source.address,
         repo_type="dataset",

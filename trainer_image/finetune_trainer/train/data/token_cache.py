@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from finetune_crds import contract
 from finetune_trainer.storage import filesystems
+from finetune_trainer.storage.relative_paths import locate_inside
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -65,7 +66,7 @@ class TokenCache:
             return self._fetch(name, target)
         except Exception as error:
             shutil.rmtree(target, ignore_errors=True)
-            # `_fetch` raises ValueError for an incomplete copy; `describe_failure` returns None for an error that is not the storage's.
+            # `_fetch` raises ValueError for a wrong copy; `describe_failure` returns None for an error that is not the storage's.
             reason = str(error) if isinstance(error, ValueError) else filesystems.describe_failure(error)
             if reason is None:
                 raise
@@ -76,7 +77,7 @@ class TokenCache:
             return False
 
     def _fetch(self, name: str, target: Path) -> bool:
-        """Copy a split as `fetch` does; raises ValueError for an incomplete copy."""
+        """Copy a split as `fetch` does; raises ValueError for an incomplete copy, or if the marker names a file outside of the folder."""
         try:
             files, folder = self._locate(name)
             sizes: dict[str, int] = json.loads(files.cat_file(f"{folder}/{_MARKER}"))
@@ -84,12 +85,13 @@ class TokenCache:
             return False
         target.mkdir(parents=True)
         for file, size in sizes.items():
+            path = locate_inside(target, file)
             try:
-                files.get_file(f"{folder}/{file}", str(target / file))
+                files.get_file(f"{folder}/{file}", str(path))
             except FileNotFoundError as error:
                 raise ValueError(f"{file} is missing") from error
-            if (target / file).stat().st_size != size:
-                raise ValueError(f"{file} has {(target / file).stat().st_size:,} bytes instead of {size:,}")
+            if path.stat().st_size != size:
+                raise ValueError(f"{file} has {path.stat().st_size:,} bytes instead of {size:,}")
         return True
 
     def store(self, name: str, source: Path) -> None:

@@ -115,6 +115,25 @@ def test_only_the_split_that_is_read_is_downloaded(server: Hub, tmp_path: Path) 
     ]
 
 
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("../../../evil-train.parquet", "has files outside of the data set"),
+        ("data/train-..\\evil.parquet", "has a file 'data/train-..\\\\evil.parquet', which has a backslash"),
+    ],
+)
+def test_a_file_with_a_path_out_of_the_data_set_is_not_downloaded(
+    server: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, problem: str
+) -> None:
+    unsafe = Repository({"data/train.parquet": parquet("a"), name: parquet("evil")})
+    monkeypatch.setitem(server.datasets, "org/unsafe", unsafe)
+    with pytest.raises(PodFailure) as caught:
+        fetched(tmp_path / "a" / "b" / "c", dataset="org/unsafe", split="train")
+    assert (caught.value.exit_code, caught.value.reason) == (65, "UnsafeSource")
+    assert caught.value.message.startswith(f"data.source.dataset org/unsafe {problem}")
+    assert not [*tmp_path.rglob("*evil*.parquet")]
+
+
 def test_main_is_resolved_once(server: Hub, tmp_path: Path) -> None:
     """What is downloaded belongs to the commit that the result names, also where main moves meanwhile."""
     fetched(tmp_path, dataset="org/splits")

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from finetune_trainer.pod.exit_status import first_line
+from finetune_trainer.models.unsafe_files import UNSAFE
+from finetune_trainer.pod.exit_status import RecipeRefusedError, first_line
+from finetune_trainer.storage.relative_paths import UnsafePathError, check_relative_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -80,6 +82,7 @@ def open_tensors(source: Path) -> dict[str, Stored]:
 
     Raises:
         OSError, SafetensorError: a file is missing or damaged.
+        RecipeRefusedError: the index names a file outside of the folder.
     """
     from safetensors import safe_open
 
@@ -99,7 +102,17 @@ def _find_files(source: Path) -> list[Path]:
     if not (source / _INDEX).exists():
         return []
     index = json.loads((source / _INDEX).read_text(encoding="utf-8"))
-    return [source / name for name in sorted(set(index["weight_map"].values()))]
+    return [source / _check_name(source, name) for name in sorted(set(index["weight_map"].values()))]
+
+
+def _check_name(source: Path, name: str) -> str:
+    """Return a name in the index; raises RecipeRefusedError if it leads out of the folder."""
+    try:
+        return check_relative_path(name)
+    except UnsafePathError as error:
+        raise RecipeRefusedError(
+            f"{source / _INDEX} names {error}: correct the index, or use another model", reason=UNSAFE
+        ) from error
 
 
 @dataclass(frozen=True)
