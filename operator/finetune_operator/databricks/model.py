@@ -47,7 +47,7 @@ class Run:
     Attributes:
         word: the state in one word.
         url: address of the run's page.
-        message: why the run ended, in the workspace's words.
+        message: why the run ended, in the workspace's words; or why its report is not read.
         is_final: whether the same run would fail again: its compute or its permissions are wrong.
         progress: the step of the preparation, while the run is active.
         report: the report in the run's folder; None if there is none.

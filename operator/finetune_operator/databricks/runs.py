@@ -25,6 +25,7 @@ from finetune_crds.conditions import ConditionReason
 from finetune_crds.contract import RunReport
 from finetune_crds.databricks import Serverless
 from finetune_operator.databricks.model import Run, Submission
+from finetune_operator.databricks.transport import MAX_FILE_BYTES, ResponseTooLargeError
 from finetune_operator.databricks.workspace import log_error, translate_errors
 from finetune_operator.errors import ExternalError, Problem
 from finetune_operator.text import shorten
@@ -50,6 +51,10 @@ _PERMANENT_CODES = (
     _Code.FEATURE_DISABLED,
     _Code.DISABLED,
 )
+
+
+class _FileTooLargeError(Exception):
+    """A file of a run is larger than the operator reads; the message has its path."""
 
 
 def submit(client: WorkspaceClient, submission: Submission, wheels: Path) -> str:
@@ -97,15 +102,27 @@ def read(client: WorkspaceClient, run_id: str, folder: str) -> Run:
             return Run(run_id, "Failed", message=f"run {run_id} no longer exists in the workspace")
     word, url = _classify_run(run), run.run_page_url or ""
     if word == "Running":
-        progress = _download(client, f"{folder}/{contract.PROGRESS_FILE}") or b""
-        return Run(run_id, word, url, progress=progress.decode(errors="replace"))
+        return Run(run_id, word, url, progress=_read_progress(client, folder))
     if word not in ("Succeeded", "Failed"):
         return Run(run_id, word, url)
-    report = RunReport.parse(_download(client, f"{folder}/{contract.REPORT_FILE}") or b"")
     termination = run.status.termination_details if run.status else None
-    code = termination.code if termination else None
+    is_final = termination is not None and termination.code in _PERMANENT_CODES
+    try:
+        report = RunReport.parse(_download(client, f"{folder}/{contract.REPORT_FILE}") or b"")
+    except _FileTooLargeError as error:
+        message = f"{error}, so it is not the report of a preparation: find out what writes to this folder"
+        return Run(run_id, word, url, message=message, is_final=is_final)
     message = "" if report or word == "Succeeded" else _explain_failure(client, run)
-    return Run(run_id, word, url, message=message, is_final=code in _PERMANENT_CODES, report=report)
+    return Run(run_id, word, url, message=message, is_final=is_final, report=report)
+
+
+def _read_progress(client: WorkspaceClient, folder: str) -> str:
+    try:
+        content = _download(client, f"{folder}/{contract.PROGRESS_FILE}")
+    except _FileTooLargeError as error:
+        # A run does not need its progress, so it goes on.
+        return f"{error}: the operator does not read it"
+    return (content or b"").decode(errors="replace")
 
 
 def find(client: WorkspaceClient, name: str) -> str | None:
@@ -263,10 +280,18 @@ def _translate_missing_volume(client: WorkspaceClient, volume: str) -> Iterator[
 
 
 def _download(client: WorkspaceClient, path: str) -> bytes | None:
-    """The content of a file; None if it does not exist."""
+    """The content of a file; None if it does not exist.
+
+    Raises:
+        _FileTooLargeError: the file is larger than the operator reads.
+        ExternalError: the workspace cannot be reached, or does not let the operator read the file.
+    """
     with translate_errors(client, f"read {path}"):
         try:
             contents = client.files.download(path).contents
+            return contents.read() if contents else None
         except errors.NotFound:
             return None
-        return contents.read() if contents else None
+        except ResponseTooLargeError:
+            pass
+    raise _FileTooLargeError(f"{path} is larger than {MAX_FILE_BYTES} bytes")

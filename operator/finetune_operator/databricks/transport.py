@@ -17,15 +17,28 @@ from yarl import URL
 
 from finetune_crds.conditions import ConditionReason
 from finetune_operator import metrics
-from finetune_operator.bounded import FencedError, NoResponseError, ResponseTimeoutError, request_in_thread
+from finetune_operator.bounded import (
+    FencedError,
+    NoResponseError,
+    ResponseTimeoutError,
+    TooLargeError,
+    request_in_thread,
+)
 from finetune_operator.errors import NotSentError, Problem
 
-# A page of runs or versions is some 100 KiB, and the report of a preparation less.
+# A page of runs or versions is some 100 KiB.
 _MAX_RESPONSE_BYTES = 16 * 2**20
+MAX_FILE_BYTES = 64 * 2**10
+"""Size limit of a file: the operator reads only the progress and the report of a preparation, which take a few KiB."""
+_FILES_API = "/api/2.0/fs/files/"
 # Headers about the connection and its compression, both of which the bounded client handles.
 _CONNECTION_HEADERS = frozenset(
     {"accept-encoding", "connection", "content-encoding", "content-length", "transfer-encoding"}
 )
+
+
+class ResponseTooLargeError(requests.ConnectionError):
+    """The response exceeds the size limit."""
 
 
 class BoundedAdapter(BaseAdapter):
@@ -37,27 +50,31 @@ class BoundedAdapter(BaseAdapter):
         Raises:
             NotSentError: the request writes, and this replica does not hold the Lease of the operator.
             requests.Timeout: no response came in time.
-            requests.ConnectionError: the server cannot be reached, sends more than the limit, or redirects.
+            ResponseTooLargeError: the server sends more than the limit.
+            requests.ConnectionError: the server cannot be reached, or redirects.
         """
         body: Any = request.body
         if hasattr(body, "read"):
             body = body.read()
+        # NB: requests has already quoted the URL.
+        address = URL(request.url or "", encoded=True)
         try:
             with metrics.measuring_request("Databricks") as sent:
                 answer = request_in_thread(
                     request.method or "GET",
-                    # NB: requests has already quoted the URL.
-                    URL(request.url or "", encoded=True),
+                    address,
                     headers=_drop_connection_headers(request.headers),
                     body=body.encode() if isinstance(body, str) else body,
-                    max_bytes=_MAX_RESPONSE_BYTES,
+                    max_bytes=MAX_FILE_BYTES if address.path.startswith(_FILES_API) else _MAX_RESPONSE_BYTES,
                 )
                 sent.status = answer.status
         except FencedError as error:
-            message = f"Databricks at {URL(request.url or '').host} was not asked: {error}"
+            message = f"Databricks at {address.host} was not asked: {error}"
             raise NotSentError(Problem(ConditionReason.DATABRICKS_ERROR, message)) from None
         except ResponseTimeoutError as error:
             raise requests.Timeout(str(error), request=request) from None
+        except TooLargeError as error:
+            raise ResponseTooLargeError(str(error), request=request) from None
         except NoResponseError as error:
             raise requests.ConnectionError(str(error), request=request) from None
         if 300 <= answer.status < 400:

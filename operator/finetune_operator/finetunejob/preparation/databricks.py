@@ -286,7 +286,7 @@ def _handle_end(draft: Draft, run: DatabricksRunStatus, reported_run: Run) -> Ou
         if error:
             message = error.message
         elif reported_run.word == "Succeeded":
-            message = f"it wrote no report to {submissions.find_folder(draft.ftj)}"
+            message = reported_run.message or f"it wrote no report to {submissions.find_folder(draft.ftj)}"
         else:
             message = reported_run.message or "it gave no reason"
         _record_failure(draft, run, error.reason if error else "RunFailed", message, code=None)

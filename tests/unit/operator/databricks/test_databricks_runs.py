@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from finetune_operator.databricks.workspace import open_workspace
 from finetune_operator.errors import ExternalError
 from finetune_operator.settings import Settings
 from fixtures.fake_databricks import Fault, Workspace
+from fixtures.fake_databricks.files import Files
 
 Json = dict[str, Any]
 VOLUME = "/Volumes/main/llm/work"
@@ -332,6 +334,47 @@ def test_the_way_to_the_end(desk: Desk) -> None:
     runs.cancel(desk.client, run_id)
     words.append((desk.read(run_id).word, ""))
     assert words == [("Pending", ""), ("Pending", ""), ("Running", "writing 40%"), ("Canceling", "")]
+
+
+def peak_of(call: Callable[[], object]) -> int:
+    """The bytes of memory that a call takes at most; the stand-in, in the same process, copies nothing."""
+    tracemalloc.start()
+    try:
+        call()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_files_of_any_size_take_no_memory(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = bytes(150 * 2**20)
+    run_id = desk.submit()
+    running = desk.state.jobs.held[int(run_id)]
+    running.life = Life.RUNNING
+    desk.read(run_id)  # imports, and the token
+    monkeypatch.setattr(Files, "read", lambda *_: content)
+    runs_read: list[Run] = []
+    peaks = [peak_of(lambda: runs_read.append(desk.read(run_id)))]
+    running.life = Life.TERMINATED
+    for code in (Code.SUCCESS, Code.RUN_EXECUTION_ERROR):
+        desk.state.jobs.end(int(run_id), code, "Workload failed", "NoRows: it has no rows")
+        peaks.append(peak_of(lambda: runs_read.append(desk.read(run_id))))
+    assert max(peaks) < 2**20
+    progress = f"{FOLDER}/progress.txt is larger than 65536 bytes: the operator does not read it"
+    report = f"{FOLDER}/report.json is larger than 65536 bytes, so it is not the report of a preparation: find out what writes to this folder"
+    assert [(run.word, run.progress, run.message, run.report) for run in runs_read] == [
+        ("Running", progress, "", None),
+        ("Succeeded", "", report, None),
+        ("Failed", "", report, None),
+    ]
+
+
+@pytest.mark.parametrize("size", [2**16, 2**16 + 1])
+def test_the_largest_file_that_is_read(desk: Desk, size: int) -> None:
+    run_id = desk.submit()
+    desk.state.jobs.held[int(run_id)].life = Life.RUNNING
+    desk.state.files.write(f"{FOLDER}/progress.txt", b"x" * size)
+    assert (desk.read(run_id).progress == "x" * size) is (size == 2**16)
 
 
 def test_a_run_is_found_by_its_name_while_it_is_active(desk: Desk) -> None:

@@ -284,6 +284,13 @@ def test_the_result_goes_to_the_status_and_training_starts() -> None:
     assert decision.finalizer is False
 
 
+def test_a_report_that_is_too_large_is_named() -> None:
+    message = "report.json is larger than 65536 bytes"
+    decision = decided(run(), seen("Succeeded", message=message))
+    assert decision.status.last_failure is not None
+    assert decision.status.last_failure.message == message
+
+
 def test_the_step_is_shown() -> None:
     progress = decided(run(), seen("Running", progress="writing 40%")).status.progress
     assert progress
