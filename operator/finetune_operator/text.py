@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from datetime import datetime
 from urllib.parse import urlsplit
+
+from finetune_crds.masking import mask_recognized
 
 # From this many minutes on, a duration is shown without seconds, as in kubectl's ages.
 _MINUTES_WITH_SECONDS = 10
@@ -46,13 +47,6 @@ def shorten(text: str, limit: int = 300) -> str:
     return line if len(line) <= limit else f"{line[:limit]}..."
 
 
-def mask(text: str, secrets: Iterable[str]) -> str:
-    """The text with the secrets replaced by ***, including secrets that are escaped as in Python's repr."""
-    for secret in secrets:
-        text = text.replace(secret, "***").replace(repr(secret)[1:-1], "***")
-    return text
-
-
 def normalize_address(uri: str) -> str:
     """The http or https address in one spelling, so that equal servers compare equal; other text is only stripped."""
     try:
@@ -71,5 +65,6 @@ def strip_user(uri: str) -> str:
 
 
 def keep_last_lines(text: str, lines: int = 8, limit: int = 1000) -> str:
-    """The last lines of a log, up to `limit` characters: a Python traceback names its error at the end."""
-    return "\n".join(text.strip().splitlines()[-lines:])[-limit:]
+    """The last lines of a log without credentials, up to `limit` characters: a Python traceback names its error at the end."""
+    # NB: masked before it is cut: half a credential is no longer recognized.
+    return "\n".join(mask_recognized(text).strip().splitlines()[-lines:])[-limit:]

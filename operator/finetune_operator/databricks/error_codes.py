@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 
+from finetune_crds.masking import mask
 from finetune_operator.databricks.access import Access
 from finetune_operator.errors import PROTOCOL_CODES
-from finetune_operator.text import mask, shorten
+from finetune_operator.text import shorten
 
 log = logging.getLogger(__name__)
 

@@ -13,11 +13,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from finetune_crds.conditions import ConditionReason
+from finetune_crds.masking import mask, mask_recognized
 from finetune_operator.databricks.access import Access, resolve_access
 from finetune_operator.databricks.error_codes import log_reason, recognize_code
 from finetune_operator.errors import ExternalError, Problem
 from finetune_operator.settings import Settings
-from finetune_operator.text import mask, shorten
+from finetune_operator.text import shorten
 
 if TYPE_CHECKING:
     from databricks.sdk import WorkspaceClient
@@ -78,13 +79,18 @@ class translate_errors:  # noqa: N801
         reason, message = _classify_error(error, self._access, self._what)
         log_reason(self._access, self._what, str(error))
         # NB: not `from error`: a log would show the text of the cause, which may contain the credentials.
-        raise ExternalError(Problem(reason, mask(message, self._access.secrets))) from None
+        raise ExternalError(Problem(reason, message)) from None
 
 
 def log_error(client: WorkspaceClient, error: Exception, what: str) -> str:
     """Log the text of an error of the SDK, and return its error code and HTTP status."""
     log_reason(_clients.access(client), what, str(error))
     return _describe_code(error)
+
+
+def mask_credentials(client: WorkspaceClient, text: str) -> str:
+    """A text that the workspace sends, such as the error of a run, without credentials."""
+    return mask(mask_recognized(text), _clients.access(client).secrets)
 
 
 class _Clients:
@@ -162,7 +168,8 @@ def _classify_error(error: Exception, credentials: Access, what: str) -> tuple[C
         )
     if isinstance(error, (exceptions.Timeout, exceptions.ConnectionError)):
         timed_out = isinstance(error, exceptions.Timeout)
-        why = "the request timed out" if timed_out else _find_cause(text)
+        # NB: only text of others is masked, and only now: a token such as "e" must change no other word of the message.
+        why = "the request timed out" if timed_out else mask(_find_cause(text), credentials.secrets)
         return (
             ConditionReason.DATABRICKS_UNREACHABLE,
             f"Databricks at {credentials.host} cannot be reached: {why}",

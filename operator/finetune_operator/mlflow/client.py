@@ -21,6 +21,7 @@ from yarl import URL
 
 from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason
+from finetune_crds.masking import mask
 from finetune_operator import metrics
 from finetune_operator.bounded import (
     AddressError,
@@ -34,7 +35,7 @@ from finetune_operator.bounded import (
     request_in_thread,
 )
 from finetune_operator.errors import PROTOCOL_CODES, ExternalError, NotSentError, Problem
-from finetune_operator.text import mask, shorten
+from finetune_operator.text import shorten
 
 log = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from finetune_operator.text import format_duration, shorten
+from finetune_operator.text import format_duration, keep_last_lines, shorten
 
 SHORT = {
     "one line": ("it\n broke\t twice ", "it broke twice"),
@@ -25,6 +25,15 @@ SHORT = {
 @pytest.mark.parametrize(("text", "expected"), SHORT.values(), ids=SHORT)
 def test_short(text: str, expected: str) -> None:
     assert shorten(text) == expected
+
+
+def test_the_end_of_a_log_has_no_credentials() -> None:
+    log = "\n".join(["a"] * 20 + ["HF_TOKEN=abcdefgh", "https://me:pa55word@host", "x"])
+    assert keep_last_lines(log, lines=3) == "HF_TOKEN=***\nhttps://me:***@host\nx"
+
+
+def test_a_credential_is_masked_before_the_log_is_cut() -> None:
+    assert keep_last_lines(f"token hf_{'a' * 40} is refused", limit=30) == "token *** is refused"
 
 
 DURATIONS = {

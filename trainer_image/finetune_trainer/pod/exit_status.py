@@ -19,6 +19,7 @@ from finetune_crds.contract import (
     PodError,
     TerminationMessage,
 )
+from finetune_crds.masking import find_secrets, mask, mask_recognized
 from finetune_crds.recipe import RecipeError
 
 if TYPE_CHECKING:
@@ -130,7 +131,7 @@ def first_line(error: object) -> str:
 
 
 def describe(error: BaseException) -> tuple[int, TerminationMessage]:
-    """Return the exit code and the termination message of an exception."""
+    """Return the exit code and the termination message of an exception, without credentials: clients quote them in their errors."""
     rank = step = None
     if isinstance(error, PodFailure):
         code, reason, sentence = error.exit_code, error.reason, error.message
@@ -143,5 +144,6 @@ def describe(error: BaseException) -> tuple[int, TerminationMessage]:
         code, reason, line = EXIT_FAILED, type(error).__name__, first_line(error)
         # Without a message, the line is the name of the error's type, which the reason already is.
         sentence = line if line == reason else f"{reason}: {line}"
+    sentence = mask(mask_recognized(sentence), find_secrets(os.environ))
     pod_error = PodError(reason=reason[:_REASON_MAX_CHARS], message=sentence[:_MESSAGE_MAX_CHARS], rank=rank)
     return code, TerminationMessage(error=pod_error, checkpoint_step=step)

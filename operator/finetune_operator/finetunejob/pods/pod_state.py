@@ -10,6 +10,7 @@ from finetune_crds import contract
 from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason
 from finetune_crds.contract import TerminationMessage
+from finetune_crds.masking import mask_recognized
 from finetune_crds.status import LastFailure
 from finetune_operator import names
 from finetune_operator.batch.state import describe_pods, find_node, is_alive
@@ -332,7 +333,8 @@ def _build_failure(
 ) -> LastFailure:
     """The failure of a pod: the error that it reported or, without a report, the end of its log."""
     error = cause.message.error if cause.message else None
-    message = error.message if error else keep_last_lines(cause.text)
+    # NB: a user's own command may report an error, too.
+    message = mask_recognized(error.message) if error else keep_last_lines(cause.text)
     rank = error.rank if error else None
     if rank is None and cause.node_rank is not None and ranks_per_node == 1:
         rank = cause.node_rank

@@ -15,6 +15,7 @@ from finetune_crds import contract
 from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.finetunejob import FineTuneJobSpec
+from finetune_crds.masking import mask_recognized
 from finetune_crds.status import LastFailure
 from finetune_crds.status_parts import SparkApplicationStatus
 from finetune_operator import names
@@ -341,7 +342,8 @@ def _parse_creation_time(application: Json) -> datetime:
 
 def _find_error(application: Json) -> str:
     """Return the error that the spark-operator reports; empty if there is none."""
-    return shorten(str(_application_state(application).get("errorMessage") or ""), _MAX_ERROR_CHARS)
+    error = str(_application_state(application).get("errorMessage") or "")
+    return shorten(mask_recognized(error), _MAX_ERROR_CHARS)
 
 
 def _find_driver(children: CustomChildren, status: SparkApplicationStatus) -> list[Json]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import tracemalloc
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -258,6 +259,15 @@ def test_a_refusal_shows_no_credentials(desk: Desk) -> None:
     assert refused.value.problem.message.startswith(
         "Databricks rejected the run (INVALID_PARAMETER_VALUE, HTTP 400): "
     )
+
+
+def test_the_error_of_a_run_shows_no_credentials(desk: Desk) -> None:
+    (token,) = desk.state.tokens
+    run_id = desk.submit()
+    encoded = base64.b64encode(f"user:{token}".encode()).decode()
+    error = f"git clone https://me:pa55word@host failed: {token}, Basic {encoded}"
+    desk.state.jobs.end(int(run_id), Code.RUN_EXECUTION_ERROR, "Workload failed", error)
+    assert desk.read(run_id).message == "git clone https://me:***@host failed: ***, Basic ***"
 
 
 def test_an_operator_without_a_wheel_says_so(desk: Desk) -> None:

@@ -75,6 +75,17 @@ def test_errors(databricks: Workspace, fault: Fault, reason: ConditionReason, me
     assert time.monotonic() - began < 30
 
 
+@pytest.mark.parametrize(("fault", "reason", "message"), ERRORS.values(), ids=ERRORS)
+@pytest.mark.parametrize("token", ["e", "r", "Databricks", "HTTP 503"])
+def test_a_token_that_is_a_word_changes_no_message(
+    databricks: Workspace, fault: Fault, reason: ConditionReason, message: str, token: str
+) -> None:
+    databricks.tokens.add(token)
+    fault.path = ENDPOINT
+    databricks.faults = [fault]
+    assert problem(by_token(databricks, token)) == (reason, message.replace("{uri}", databricks.uri))
+
+
 INSIDE = "s3cr3t of inside"
 
 

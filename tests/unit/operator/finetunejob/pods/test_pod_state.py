@@ -162,6 +162,20 @@ def test_a_pod_whose_node_was_deleted_is_lost_with_it() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "fatal: https://me:pa55word@host/a.git not found",
+        error("BadLogin", "fatal: https://me:pa55word@host/a.git not found"),
+    ],
+    ids=["the end of a log", "an error that the pod reports"],
+)
+def test_a_failure_shows_no_credentials(text: str) -> None:
+    failure = pod_state.first_failure([ended(JOB, 1, 1, text)], "trainer", attempt=1)
+    assert failure is not None
+    assert failure.message == "fatal: https://me:***@host/a.git not found"
+
+
 def test_with_one_rank_a_pod_the_rank_is_the_pods() -> None:
     failure = pod_state.first_failure([ended(JOB, 1, 1)], "trainer", attempt=1, ranks_per_node=1)
     assert failure is not None

@@ -1,0 +1,121 @@
+"""Credentials in texts of other programs."""
+
+from __future__ import annotations
+
+import base64
+import json
+import string
+from collections.abc import Callable
+from urllib.parse import quote, quote_plus
+
+import pytest
+
+from finetune_crds.masking import find_secrets, mask, mask_recognized
+
+SECRETS = ["s3cr3t/+ü\"\\'& x", "dapi0123456789abcdef", "päss\nword", "a+b=c/d", "hunter22"]
+FORMS: dict[str, Callable[[str], str]] = {
+    "plain": str,
+    "repr": repr,
+    "JSON": json.dumps,
+    "JSON of text beyond ASCII": lambda secret: json.dumps(secret, ensure_ascii=False),
+    "URL": lambda secret: quote(secret, safe=""),
+    "URL with slashes": quote,
+    "form": quote_plus,
+    "URL with lowercase codes": lambda secret: "".join(f"%{byte:02x}" if chr(byte) not in string.ascii_letters + string.digits + "_.-~" else chr(byte) for byte in secret.encode()),
+    "base64": lambda secret: base64.b64encode(secret.encode()).decode(),
+    "base64 without padding": lambda secret: base64.b64encode(secret.encode()).decode().rstrip("="),
+    "base64 for URLs": lambda secret: base64.urlsafe_b64encode(secret.encode()).decode(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+@pytest.mark.parametrize("secret", SECRETS)
+def test_every_form_is_masked(form: Callable[[str], str], secret: str) -> None:
+    masked = mask(f"before {form(secret)} after", [secret])
+    assert masked.strip("\"'").replace('"', "").replace("'", "").rstrip("=") == "before *** after"
+
+
+@pytest.mark.parametrize("user", ["", "u", "us", "use", "user", "a much longer name"])
+@pytest.mark.parametrize("after", ["", "x", "xy"])
+def test_basic_authorization_is_masked(user: str, after: str) -> None:
+    secret = "correct-horse-battery"
+    encoded = base64.b64encode(f"{user}:{secret}{after}".encode()).decode()
+    masked = mask(f"Authorization {encoded}", [secret])
+    assert "***" in masked
+    left = masked.removeprefix("Authorization ").split("***")
+    assert sum(map(len, left)) <= len(encoded) - len(secret) * 4 // 3 + 3
+
+
+def test_a_short_secret_leaves_a_text_readable() -> None:
+    """A token of one letter masked all of it, and so showed the token, too."""
+    text = "Databricks at https://e.example cannot be reached: the request timed out (e)"
+    assert (
+        mask(text, ["e"])
+        == "Databricks at https://***.example cannot be reached: the request timed out (***)"
+    )
+    assert mask(text, ["e\n", "", " "]) == text
+    assert mask("abcdef abcde xabcdex", ["abcde"]) == "abcdef *** xabcdex"
+
+
+def test_the_longest_form_is_masked_first() -> None:
+    assert mask("secret-1-and-more secret-1", ["secret-1", "secret-1-and-more"]) == "*** ***"
+
+
+RECOGNIZED = {
+    "git clone https://me:pa55word@host/a.git": "git clone https://me:***@host/a.git",
+    "Authorization: Bearer abcdefgh.ijkl": "Authorization: Bearer ***",
+    "Authorization: Basic dXNlcjpwYXNz==": "Authorization: Basic ***",
+    f"token hf_{'a' * 30} is refused": "token *** is refused",
+    "dapi0123456789abcdef0123456789abcdef": "***",
+    "key AKIA0123456789ABCDEF": "key ***",
+    'HF_TOKEN="abcdefgh"': 'HF_TOKEN="***"',
+    "{'token': 'abcdefgh'}": "{'token': '***'}",
+    "PASSWORD = abcdefgh!, x": "PASSWORD = ***, x",
+    '{"password": "abcdefgh", "a": 1}': '{"password": "***", "a": 1}',
+    "?sv=1&sig=x&access_key=abcdefgh&b=c": "?sv=1&sig=x&access_key=***&b=c",
+    "-----BEGIN RSA PRIVATE KEY-----\nMIIE\n-----END RSA PRIVATE KEY-----": "-----BEGIN RSA PRIVATE KEY-----***-----END RSA PRIVATE KEY-----",
+    "-----BEGIN PRIVATE KEY-----\nMIIE": "-----BEGIN PRIVATE KEY-----***",
+    "eyJhbGciOiJIUzI1.eyJzdWIiOiIxMjM0.abc": "***",
+}
+
+
+@pytest.mark.parametrize(("text", "masked"), RECOGNIZED.items())
+def test_what_looks_like_a_credential_is_masked(text: str, masked: str) -> None:
+    assert mask_recognized(text) == masked
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "the request timed out after 10 s",
+        "https://host:8080/path?x=1",
+        "tokens per second: 12345, max_tokens: 4096",
+        "CUDA out of memory. Tried to allocate 20.00 MiB",
+        "the tokenizer has no pad token: set model.padToken",
+        "ModuleNotFoundError: No module named 'flash_attn'",
+        "check the Secret in spec.tracking.secretRef",
+        "basic authentication is refused",
+        "the tokenizer has no padding token: choose another model",
+        "the server refuses the password: correct the Secret",
+        "eos_token='</s>' pad_token=None",
+        "max_tokens=4096, tokens=12345",
+    ],
+)
+def test_other_texts_stay_as_they_are(text: str) -> None:
+    assert mask_recognized(text) == text
+
+
+def test_a_long_text_takes_no_time() -> None:
+    # NB: a pattern that tries every way to split such a text would take hours.
+    text = "token token=\"' ://a:b basic  bearer -----BEGIN " * 4000
+    assert len(mask_recognized(text)) > 0
+    assert len(mask(text, SECRETS)) > 0
+
+
+def test_the_variables_with_credentials() -> None:
+    environment = {
+        "HF_TOKEN": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_ACCESS_KEY_ID": "-", "DATABRICKS_CLIENT_SECRET": "c", "PASSWORD": "d",
+        "MLFLOW_TRACKING_PASSWORD": "e", "AWS_WEB_IDENTITY_TOKEN_FILE": "-", "WANDB_API_KEY": "f", "AZURE_STORAGE_KEY": "g",
+        "AZURE_STORAGE_CONNECTION_STRING": "h", "TOKENIZERS_PARALLELISM": "-", "EMPTY_TOKEN": "", "GOOGLE_APPLICATION_CREDENTIALS": "-",
+    }  # fmt: skip
+    assert find_secrets(environment) == list("abcdefgh")
