@@ -186,7 +186,7 @@ def test_a_schedule_in_git_is_resumed_and_its_job_stays(world: World, gitops: Gi
 
     wrong = {"spec": {**job()["spec"], "method": {"type": "Full", "lora": {}}}}
     gitops.wait_synced(gitops.repository.commit("Mistake", schedule(jobTemplate=wrong)))
-    gitops.wait_health("FineTuneSchedule", "nightly", "Degraded", "method.lora")
+    gitops.wait_health("FineTuneSchedule", "nightly", "Degraded", "lora for LoRA, QLoRA and DoRA")
     gitops.wait_application("Degraded")
 
     # What a schedule creates is not in Git, and Argo CD prunes only what it has applied itself.

@@ -94,7 +94,7 @@ def test_the_words_of_the_api_server_about_a_template(world: World) -> None:
     edit(world, jobTemplate={"spec": {**template, "trainning": None, "method": {"type": "Full", "lora": {}}}})
 
     def says_rule() -> bool:
-        return "method.lora" in conditions(world)["Ready"]["message"]
+        return "lora for LoRA, QLoRA and DoRA" in conditions(world)["Ready"]["message"]
 
     wait_for("the rule is named", says_rule, world.patience, instead=lambda: conditions(world))
     edit(

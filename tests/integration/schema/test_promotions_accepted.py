@@ -99,7 +99,7 @@ def test_the_api_server_fills_in_the_defaults(api: Api) -> None:
         "onDelete": "KeepAlias",
         "suspend": False,
         "tracking": {},
-        "serving": {"type": "Databricks", "endpoint": "support"},
+        "serving": {"type": "Databricks", "endpoint": "support", "aliasMoves": "AfterCanary"},
     }
 
 
