@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,9 +11,14 @@ import pytest
 import torch
 from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
-from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, Metadata
 
 from finetune_trainer.pod.exit_status import PodFailure
+from finetune_trainer.train.checkpoint.restricted_pickle import (
+    UnsafeFileError,
+    load_metadata,
+    name_unsafe_file,
+)
 from finetune_trainer.train.runtime.distributed import World
 from support import networks
 from support.checkpoints import Run, same, save_of
@@ -102,13 +108,98 @@ def test_a_pickle_of_something_else_is_damage(run: Run) -> None:
     assert "(its file .metadata has no metadata)" in message
 
 
-def test_the_attributes_of_a_class_stay_as_they_are(run: Run) -> None:
-    """The opcode BUILD sets attributes of what is on the stack, which may be a class."""
-    content = b"ctorch.distributed.checkpoint.metadata\nMetadata\n(N}Vforged\nI1\nstb."
-    (save_of(run.steps, 1) / METADATA).write_bytes(content.ljust(metadata_size(run), b"\0"))
-    _, reason, _ = refusal(Run(run.folder, run.world).resume)
-    assert reason in ("CheckpointUnsafe", "CheckpointDamaged")
-    assert not hasattr(Metadata, "forged")
+ATTRIBUTES = [
+    ("torch.serialization _get_layout", "__module__", torch.serialization._get_layout),
+    ("torch.serialization _get_layout", "__defaults__", torch.serialization._get_layout),
+    ("torch.distributed.checkpoint.metadata Metadata", "forged", Metadata),
+    ("torch.distributed.checkpoint.metadata Metadata", "__qualname__", Metadata),
+    ("torch.distributed.checkpoint.metadata Metadata", "__name__", Metadata),
+    ("torch.distributed.checkpoint.metadata _MEM_FORMAT_ENCODING", "__name__", _MEM_FORMAT_ENCODING),
+]
+
+
+@pytest.mark.parametrize(("name", "attribute", "target"), ATTRIBUTES)
+def test_a_file_changes_nothing_that_outlives_it(run: Run, name: str, attribute: str, target: object) -> None:
+    """The opcode BUILD sets attributes of what is on the stack; the next save would import the module that the forger named."""
+    before = getattr(target, attribute, None)
+    forged = f"c{name.replace(' ', chr(10))}\n".encode() + b"(N}" + build_text(attribute) + build_text("evil")
+    message = read_forged(run, forged + b"\x85" * (attribute == "__defaults__") + b"stb0")
+    assert message.startswith(f"its file {METADATA} changes ")
+    assert getattr(target, attribute, None) == before
+
+
+def test_a_member_of_an_enum_stays_as_it_is(run: Run) -> None:
+    name = b"ctorch.distributed.checkpoint.metadata\n_MEM_FORMAT_ENCODING\nK\0\x85R"
+    message = read_forged(run, name + b"}" + build_text("_value_") + build_text("evil") + b"sb0")
+    assert message == f"its file {METADATA} changes a _MEM_FORMAT_ENCODING"
+    assert _MEM_FORMAT_ENCODING.TORCH_CONTIGUOUS_FORMAT.value == 0
+
+
+@pytest.mark.parametrize("method", ["__setstate__", "__class__", "__reduce__", "forged"])
+def test_an_instance_gets_no_other_attributes_than_its_fields(run: Run, method: str) -> None:
+    created = b"ctorch.distributed.checkpoint.metadata\nMetadata\n)\x81"
+    message = read_forged(run, created + b"}" + build_text(method) + b"Nsb0")
+    assert message == f"its file {METADATA} has other fields than those of Metadata"
+
+
+NESTED = b")" + b"q\0h\0\x86" * 60
+"""A tuple of twice the same tuple, 60 times: without the check, its hash takes years."""
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        b"}" + NESTED + b"Ns0",
+        b"}(" + NESTED + b"Nu0",
+        b"(" + NESTED + b"Nd0",
+        b"\x8f(" + NESTED + b"\x900",
+        b"(" + NESTED + b"\x910",
+        b"ctorch.serialization\n_get_layout\n" + NESTED + b"\x85R0",
+        b"ctorch.distributed.checkpoint.metadata\n_MEM_FORMAT_ENCODING\n" + NESTED + b"\x85R0",
+        b"ctorch\nSize\n" + NESTED + b"\x85R0",
+        b"}ctorch.distributed.checkpoint.metadata\nMetadataIndex\n)\x81}\x8c\x03fqn" + NESTED + b"sbNs0",
+        b"ctorch.distributed.checkpoint.metadata\nMetadata\n" + NESTED + b"\x85R0",
+    ],
+)
+def test_no_nested_tuple_is_hashed(run: Run, forged: bytes) -> None:
+    assert read_forged(run, forged).startswith(f"its file {METADATA} ")
+
+
+def test_the_path_of_an_entry_is_a_text(run: Run) -> None:
+    metadata = pickle.loads((save_of(run.steps, 1) / METADATA).read_bytes())  # noqa: S301 - the test wrote it
+    nested: tuple[object, ...] = ()
+    for _ in range(60):
+        nested = (nested, nested)
+    next(iter(metadata.storage_data.values())).relative_path = nested
+    with pytest.raises(pickle.UnpicklingError, match="has an entry without a file"):
+        load_metadata(io.BytesIO(pickle.dumps(metadata)))
+
+
+@pytest.mark.parametrize("length", [0, 1, 200, -1])
+def test_a_file_that_ends_early_is_damage(run: Run, length: int) -> None:
+    path = save_of(run.steps, 1) / METADATA
+    content = path.read_bytes()[:length]
+    with pytest.raises(pickle.UnpicklingError, match=r"is damaged|before end of frame"):
+        load_metadata(io.BytesIO(content))
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_metadata_of_each_protocol_is_read_as_pickle_reads_it(run: Run, protocol: int) -> None:
+    metadata = pickle.loads((save_of(run.steps, 1) / METADATA).read_bytes())  # noqa: S301 - the test wrote it
+    assert load_metadata(io.BytesIO(pickle.dumps(metadata, protocol))) == metadata
+
+
+def read_forged(run: Run, forged: bytes) -> str:
+    """Put instructions in front of the metadata, which leave nothing on the stack, and return the refusal."""
+    metadata = pickle.loads((save_of(run.steps, 1) / METADATA).read_bytes())  # noqa: S301 - the test wrote it
+    content = b"\x80\x04" + forged + pickle.dumps(metadata, 2)
+    with pytest.raises((UnsafeFileError, pickle.UnpicklingError)) as caught, name_unsafe_file(METADATA):
+        load_metadata(io.BytesIO(content))
+    return str(caught.value)
+
+
+def build_text(text: str) -> bytes:
+    return b"\x8c" + bytes([len(text)]) + text.encode()
 
 
 def test_an_unforged_checkpoint_loads_as_it_was(run: Run) -> None:
