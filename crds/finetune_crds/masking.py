@@ -20,13 +20,14 @@ _SECRET_NAME = re.compile(
     r"(^|_)(TOKEN|PASSWORD|PASSWD|SECRET|API_?KEY|ACCESS_KEY|STORAGE_KEY|PRIVATE_KEY|CONNECTION_STRING)$",
     re.IGNORECASE,
 )
-# Credentials that can be recognized without knowing them. Only the group `secret` is masked.
+# Credentials that can be recognized without knowing them. Only what a named group matches is masked.
+# NB: others write these texts, so a search must be linear: where a pattern may fail after a long word, it may not begin again within it.
 _PATTERNS = re.compile(
     r"""
       ://[^\s/@:]*:(?P<userinfo>[^\s/@]+)@
     | (?:authorization["']?\s*[=:]\s*["']?(?:basic|bearer)\s+|\b(?:basic|bearer)\s+(?=\S*(?-i:[0-9A-Z=+/])))(?P<header>[A-Za-z0-9+/_.~-]{8,}=*)
     | (?P<prefixed>\b(?:hf_[A-Za-z0-9]{20,}|dapi[a-f0-9]{16,}(?:-\d+)?|gh[opsur]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}
-        |(?:AKIA|ASIA)[A-Z0-9]{16}|xox[a-z]-[\w-]{10,}|sk-[\w-]{20,}|AIza[\w-]{30,}|eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]*))
+        |(?:AKIA|ASIA)[A-Z0-9]{16}|xox[a-z]-[\w-]{10,}|sk-[\w-]{20,}|AIza[\w-]{30,}|(?<![\w-])eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]*))
     | -----BEGIN\ [A-Z ]*PRIVATE\ KEY-----(?P<key>[\s\S]+?)(?:-----END|\Z)
     | (?:token|password|passwd|secret|api[_-]?key|access[_-]?key|account[_-]?key|authorization)
         (?:["']?\s*=\s*["']?|["']\s*:\s*["'])(?!<|\*{3}|none\b|null\b|true\b|false\b|basic\b|bearer\b)(?P<assigned>[^\s"'&,;)}]{4,})

@@ -11,7 +11,7 @@ from finetune_crds.masking import mask_recognized
 # From this many minutes on, a duration is shown without seconds, as in kubectl's ages.
 _MINUTES_WITH_SECONDS = 10
 # Such as [TraceId: 00-1f3a-00] and (Request ID: 1f3a).
-_REQUEST_ID = re.compile(r"\s*[\[(](?:trace|req|request|ray)[ _-]?id\b[^\])]*[\])]", re.IGNORECASE)
+_REQUEST_ID = re.compile(r"\s*[\[(](?:trace|req|request|ray)[ _-]?id\b[^\])]{0,200}[\])]", re.IGNORECASE)
 _DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 _USER = re.compile(r"//[^/]*@")
 
@@ -45,6 +45,17 @@ def shorten(text: str, limit: int = 300) -> str:
     """
     line = _REQUEST_ID.sub("", " ".join(text.split()))
     return line if len(line) <= limit else f"{line[:limit]}..."
+
+
+def keep_beginning(text: str, limit: int = 8192) -> str:
+    """The beginning of a text of another system, of at most `limit` characters, so that no text is too long to be masked and shortened.
+
+    NB: cut between words where there are several: half a credential is no longer recognized.
+    """
+    if len(text) <= limit:
+        return text
+    beginning = text[:limit]
+    return beginning.rpartition(" ")[0] or beginning
 
 
 def normalize_address(uri: str) -> str:

@@ -28,7 +28,7 @@ from finetune_operator.databricks.model import Run, Submission
 from finetune_operator.databricks.transport import MAX_FILE_BYTES, ResponseTooLargeError
 from finetune_operator.databricks.workspace import log_error, mask_credentials, translate_errors
 from finetune_operator.errors import ExternalError, Problem
-from finetune_operator.text import shorten
+from finetune_operator.text import keep_beginning, shorten
 
 if TYPE_CHECKING:
     from databricks.sdk import WorkspaceClient
@@ -181,7 +181,7 @@ def _explain_failure(client: WorkspaceClient, run: jobs.Run) -> str:
                 reason = client.jobs.get_run_output(task.run_id or 0).error or reason
             except (errors.NotFound, errors.BadRequest):
                 continue
-    return shorten(mask_credentials(client, reason))
+    return shorten(mask_credentials(client, keep_beginning(reason)))
 
 
 def _build_task(submission: Submission, wheel: str, host: str) -> SubmitTask:

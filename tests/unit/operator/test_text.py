@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
-from finetune_operator.text import format_duration, keep_last_lines, shorten
+from finetune_operator.text import format_duration, keep_beginning, keep_last_lines, shorten
 
 SHORT = {
     "one line": ("it\n broke\t twice ", "it broke twice"),
@@ -53,3 +55,16 @@ DURATIONS = {
 @pytest.mark.parametrize(("seconds", "expected"), DURATIONS.values(), ids=DURATIONS)
 def test_duration(seconds: int, expected: str) -> None:
     assert format_duration(seconds) == expected
+
+
+def test_the_beginning_of_a_long_text_ends_between_words() -> None:
+    assert keep_beginning("short text") == "short text"
+    assert keep_beginning("one two three", 9) == "one two"
+    assert keep_beginning("x" * 20, 9) == "x" * 9
+
+
+def test_a_long_text_is_shortened_at_once() -> None:
+    # NB: a search for the end of each request id would take minutes.
+    begin = time.process_time()
+    shorten("(request id " * 20_000)
+    assert time.process_time() - begin < 2

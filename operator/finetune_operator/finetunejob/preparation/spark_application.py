@@ -36,7 +36,7 @@ from finetune_operator.finetunejob.preparation import (
 )
 from finetune_operator.finetunejob.preparation.backend import Backend, CustomKind
 from finetune_operator.policy.result import Continue, Outcome, Stop
-from finetune_operator.text import shorten
+from finetune_operator.text import keep_beginning, shorten
 
 _CONTAINER = contract.APPLICATION_DRIVER_CONTAINER
 # As often as a preparation in a prep pod: a first attempt, and two more after failures that neither the recipe nor the data
@@ -342,7 +342,7 @@ def _parse_creation_time(application: Json) -> datetime:
 
 def _find_error(application: Json) -> str:
     """Return the error that the spark-operator reports; empty if there is none."""
-    error = str(_application_state(application).get("errorMessage") or "")
+    error = keep_beginning(str(_application_state(application).get("errorMessage") or ""))
     return shorten(mask_recognized(error), _MAX_ERROR_CHARS)
 
 
