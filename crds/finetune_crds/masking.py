@@ -17,20 +17,34 @@ _MIN_CHARS_WITHIN_WORDS = 6
 # A shorter piece of base64 would also be found in other texts.
 _MIN_BASE64_CHARS = 10
 _SECRET_NAME = re.compile(
-    r"(^|_)(TOKEN|PASSWORD|PASSWD|SECRET|API_?KEY|ACCESS_KEY|STORAGE_KEY|PRIVATE_KEY|CONNECTION_STRING)$",
+    r"(^|_)(TOKEN|PASSWORD|PASSWD|PASS|SECRET|SECRET_KEY|API_?KEY|ACCESS_KEY|STORAGE_KEY|PRIVATE_KEY|CONNECTION_STRING|"
+    # NB: GOOGLE_APPLICATION_CREDENTIALS is a path.
+    r"(?<!APPLICATION_)CREDENTIALS)$",
     re.IGNORECASE,
 )
+# What a variable has that switches something on or off, such as HF_HUB_DISABLE_IMPLICIT_TOKEN.
+_SWITCHES = frozenset({"0", "1", "true", "false", "yes", "no"})
 # Credentials that can be recognized without knowing them. Only what a named group matches is masked.
 # NB: others write these texts, so a search must be linear: where a pattern may fail after a long word, it may not begin again within it.
 _PATTERNS = re.compile(
     r"""
-      ://[^\s/@:]*:(?P<userinfo>[^\s/@]+)@
-    | (?:authorization["']?\s*[=:]\s*["']?(?:basic|bearer)\s+|\b(?:basic|bearer)\s+(?=\S*(?-i:[0-9A-Z=+/])))(?P<header>[A-Za-z0-9+/_.~-]{8,}=*)
+      ://[^\s/@:]*:(?P<userinfo>[^\s/@]+(?:@[^\s/@"',]+)*)@
+    | (?:authorization["']?\s*[=:]\s*["']?(?:basic|bearer)\s+
+        # Without that name only what is no word: it has a digit, or changes from small to capital letters twice.
+        |\b(?:basic|bearer)\s+(?=\S*(?:[0-9=]|(?-i:[a-z][A-Z]\S*[a-z][A-Z]))))(?P<header>[A-Za-z0-9+/_.~-]{8,}=*)
     | (?P<prefixed>\b(?:hf_[A-Za-z0-9]{20,}|dapi[a-f0-9]{16,}(?:-\d+)?|gh[opsur]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}
-        |(?:AKIA|ASIA)[A-Z0-9]{16}|xox[a-z]-[\w-]{10,}|sk-[\w-]{20,}|AIza[\w-]{30,}|(?<![\w-])eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]*))
+        |(?:AKIA|ASIA)[A-Z0-9]{16}|xox[a-z]-[\w-]{10,}|(?<![\w-])(?-i:sk-(?=[\w-]*[0-9A-Z]))[\w-]{20,}|AIza[\w-]{30,}
+        |(?<![\w-])eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]*))
     | -----BEGIN\ [A-Z ]*PRIVATE\ KEY-----(?P<key>[\s\S]+?)(?:-----END|\Z)
-    | (?:token|password|passwd|secret|api[_-]?key|access[_-]?key|account[_-]?key|authorization)
+    # Some values after `token` are numbers and calls in code: next_token=50257, token = tokenizer.convert(7).
+    | (?:token(?!["']?\s*=\s*(?:\d+(?![^\s"'&,;)}])|[a-z_]\w*(?:\.\w+)*\([^\s()]{0,100}\)))
+        |password|passwd|secret|api[_-]?key|access[_-]?key|account[_-]?key|authorization|x-(?:amz|goog)-signature
+        # Of a signed URL of Azure.
+        |(?<=[?&])sig|\bsig(?==[^\s"'&]{0,200}%))
         (?:["']?\s*=\s*["']?|["']\s*:\s*["'])(?!<|\*{3}|none\b|null\b|true\b|false\b|basic\b|bearer\b)(?P<assigned>[^\s"'&,;)}]{4,})
+    # As YAML writes it. A word of letters alone is text: the server refuses the password: correct the Secret.
+    | (?:password|passwd|(?:api|access|account|secret)[_-]?key):[ \t]+["']?(?=[^\s"'&,;)}]*[0-9!@\#$%^*+=~])(?!\*{3})
+        (?P<shown>[^\s"'&,;)}]{4,})
     """,
     re.IGNORECASE | re.VERBOSE,
 )
@@ -54,14 +68,19 @@ def mask(text: str, secrets: Iterable[str]) -> str:
 def mask_recognized(text: str) -> str:
     """Replace what looks like a credential by ***, also if its value is not known.
 
-    These are passwords in URLs, Authorization headers, known kinds of tokens, private keys, and values after a name such as `token=` or `"token":`.
+    These are passwords in URLs, Authorization headers, known kinds of tokens, private keys, signatures of
+    URLs, and values after a name such as `token=`, `"token":` or `password:`.
     """
     return _PATTERNS.sub(_mask_groups, text)
 
 
 def find_secrets(environment: Mapping[str, str]) -> list[str]:
     """Return the values of environment variables whose names are those of credentials, such as HF_TOKEN."""
-    return [value for name, value in environment.items() if value and _SECRET_NAME.search(name)]
+    return [
+        value
+        for name, value in environment.items()
+        if value and value.strip().lower() not in _SWITCHES and _SECRET_NAME.search(name)
+    ]
 
 
 def _mask_groups(match: re.Match[str]) -> str:
@@ -74,9 +93,12 @@ def _mask_groups(match: re.Match[str]) -> str:
 
 
 def _list_forms(secret: str) -> Iterator[str]:
-    """Yield how a credential may stand in a text."""
-    if not secret.strip():
+    """Yield how a credential may stand in a text, as it is and without the spaces and line ends around it."""
+    stripped = secret.strip()
+    if not stripped:
         return
+    if stripped != secret:
+        yield from _list_forms(stripped)
     yield secret
     # As Python's repr and as JSON write it, without the quotes.
     yield repr(secret)[1:-1]

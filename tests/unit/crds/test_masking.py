@@ -54,7 +54,7 @@ def test_a_short_secret_leaves_a_text_readable() -> None:
         mask(text, ["e"])
         == "Databricks at https://***.example cannot be reached: the request timed out (***)"
     )
-    assert mask(text, ["e\n", "", " "]) == text
+    assert mask(text, ["\n", "", " "]) == text
     assert mask("abcdef abcde xabcdex", ["abcde"]) == "abcdef *** xabcdex"
 
 
@@ -77,6 +77,18 @@ RECOGNIZED = {
     "-----BEGIN RSA PRIVATE KEY-----\nMIIE\n-----END RSA PRIVATE KEY-----": "-----BEGIN RSA PRIVATE KEY-----***-----END RSA PRIVATE KEY-----",
     "-----BEGIN PRIVATE KEY-----\nMIIE": "-----BEGIN PRIVATE KEY-----***",
     "eyJhbGciOiJIUzI1.eyJzdWIiOiIxMjM0.abc": "***",
+    "https://u:p@ss@h/a": "https://u:***@h/a",
+    '"https://u:p@h","x@y"': '"https://u:***@h","x@y"',
+    "password: hunter22": "password: ***",
+    "db:\n  api_key: 'abc-123'\n": "db:\n  api_key: '***'\n",
+    "https://s3/a?X-Amz-Signature=abcd1234ef&X-Amz-Date=1": "https://s3/a?X-Amz-Signature=***&X-Amz-Date=1",
+    "https://a.blob/c?sv=1&sig=abcdef&se=2": "https://a.blob/c?sv=1&sig=***&se=2",
+    "sig=ab%2Bcd&se=2": "sig=***&se=2",
+    "the key sk-proj-abcdefghij0123456789 is wrong": "the key *** is wrong",
+    "Bearer dXNlcjpwYXNz is refused": "Bearer *** is refused",
+    "Basic abcdefgh0 is refused": "Basic *** is refused",
+    "token=12345678abc": "token=***",
+    "password=12345678": "password=***",
 }
 
 
@@ -100,6 +112,12 @@ def test_what_looks_like_a_credential_is_masked(text: str, masked: str) -> None:
         "the server refuses the password: correct the Secret",
         "eos_token='</s>' pad_token=None",
         "max_tokens=4096, tokens=12345",
+        "next_token=50257 is out of range",
+        "    token = tokenizer.convert_ids_to_tokens(7)",
+        "Bearer Authentication/SSO is required",
+        "hidden_size, sk-learn-contrib-thing-long-name, SK-LEARN-CONTRIB-THING-LONG-NAME-1",
+        "def f(sig=signature)",
+        "imagePullSecret: regcred1 is not found",
     ],
 )
 def test_other_texts_stay_as_they_are(text: str) -> None:
@@ -135,10 +153,22 @@ def test_many_secrets_in_a_long_text_take_no_time() -> None:
     assert len(mask("token token=\"' ://a:b basic  bearer -----BEGIN " * 4000, SECRETS)) > 0
 
 
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_a_credential_with_a_line_end_is_masked_without_it(form: Callable[[str], str]) -> None:
+    masked = mask(f"before {form('päss/w0rd+1')} after", [" päss/w0rd+1\n"])
+    assert masked.replace('"', "").replace("'", "").replace("=", "") == "before *** after"
+
+
+@pytest.mark.parametrize("value", ["0", "1", "true", "False", "YES", "no", " 1\n"])
+def test_a_switch_is_no_credential(value: str) -> None:
+    assert find_secrets({"HF_HUB_DISABLE_IMPLICIT_TOKEN": value}) == []
+
+
 def test_the_variables_with_credentials() -> None:
     environment = {
         "HF_TOKEN": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_ACCESS_KEY_ID": "-", "DATABRICKS_CLIENT_SECRET": "c", "PASSWORD": "d",
         "MLFLOW_TRACKING_PASSWORD": "e", "AWS_WEB_IDENTITY_TOKEN_FILE": "-", "WANDB_API_KEY": "f", "AZURE_STORAGE_KEY": "g",
         "AZURE_STORAGE_CONNECTION_STRING": "h", "TOKENIZERS_PARALLELISM": "-", "EMPTY_TOKEN": "", "GOOGLE_APPLICATION_CREDENTIALS": "-",
+        "MINIO_SECRET_KEY": "i", "DB_PASS": "j", "SERVICE_CREDENTIALS": "k", "BYPASS": "-",
     }  # fmt: skip
-    assert find_secrets(environment) == list("abcdefgh")
+    assert find_secrets(environment) == list("abcdefghijk")
