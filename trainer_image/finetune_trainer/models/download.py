@@ -16,6 +16,7 @@ from finetune_trainer.models.output_folder import MANIFEST, list_model_files
 from finetune_trainer.models.unsafe_files import UNSAFE, check_names
 from finetune_trainer.pod.exit_status import PodFailure, RecipeRefusedError, TrainingError, first_line
 from finetune_trainer.storage import filesystems
+from finetune_trainer.storage.relative_paths import is_relative_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -385,11 +386,7 @@ def _download_snapshot(
 
 
 def _remove_broken_files(name: str, snapshot: Path, cache: Cache) -> bool:
-    """Remove files of a snapshot that do not have the size that the Hub reported; return whether there were any.
-
-    Raises:
-        RecipeRefusedError: the listing of the Hub has a name that leads out of the snapshot.
-    """
+    """Remove files of a snapshot that do not have the size that the Hub reported; return whether there were any."""
     from huggingface_hub import get_cached_repo_tree
     from huggingface_hub.errors import CachedRepoTreeNotFoundError
 
@@ -397,12 +394,13 @@ def _remove_broken_files(name: str, snapshot: Path, cache: Cache) -> bool:
         files = get_cached_repo_tree(name, revision=snapshot.name, cache_dir=cache.hub)
     except CachedRepoTreeNotFoundError:
         return False
-    # NB: the listing also names files that were not downloaded, whose names the client has not checked.
-    check_names(name, (file.path for file in files))
+    # NB: the listing also names files that were not downloaded. The client has not checked their names, and none of them is in the snapshot.
     broken = [
         link
         for file in files
-        if (link := snapshot / file.path).is_file() and link.stat().st_size != file.size
+        if is_relative_path(file.path)
+        and (link := snapshot / file.path).is_file()
+        and link.stat().st_size != file.size
     ]
     # The content is in another folder of the cache, to which the link leads.
     for link in broken:

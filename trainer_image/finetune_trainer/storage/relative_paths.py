@@ -28,6 +28,11 @@ def check_relative_path(path: str) -> str:
     return path
 
 
+def is_relative_path(path: str) -> bool:
+    """Whether `check_relative_path` allows the path."""
+    return _find_problem(path) is None
+
+
 def locate_inside(folder: Path, path: str) -> Path:
     """Return where a file is written in a folder, and make the folders between.
 
