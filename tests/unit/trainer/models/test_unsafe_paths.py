@@ -185,3 +185,20 @@ def test_an_index_of_weights(tmp_path: Path) -> None:
         "model.safetensors.index.json names '../other/model.safetensors', which leads out of its folder"
         in caught.value.message
     )
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        [],
+        {},
+        {"weight_map": ["model.safetensors"]},
+        {"weight_map": {"a": None}},
+        {"weight_map": {"a": 1, "b": "x"}},
+        {"weight_map": {"a": ["x"]}},
+    ],
+)
+def test_an_index_of_weights_without_names(tmp_path: Path, index: object) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    error = refusal(lambda: stored_tensors.open_tensors(tmp_path))
+    assert "model.safetensors.index.json does not name a file for each weight" in error.message

@@ -102,7 +102,13 @@ def _find_files(source: Path) -> list[Path]:
     if not (source / _INDEX).exists():
         return []
     index = json.loads((source / _INDEX).read_text(encoding="utf-8"))
-    return [source / _check_name(source, name) for name in sorted(set(index["weight_map"].values()))]
+    names = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
+        raise RecipeRefusedError(
+            f"{source / _INDEX} does not name a file for each weight: correct the index, or use another model",
+            reason=UNSAFE,
+        )
+    return [source / _check_name(source, name) for name in sorted(set(names.values()))]
 
 
 def _check_name(source: Path, name: str) -> str:
