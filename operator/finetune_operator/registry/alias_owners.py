@@ -17,8 +17,9 @@ from datetime import UTC, datetime, timedelta
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from finetune_crds.base import Json
+from finetune_crds.conditions import ConditionReason
 from finetune_operator import names
-from finetune_operator.errors import UNREACHABLE, ExternalError
+from finetune_operator.errors import ExternalError
 from finetune_operator.kube import Kube, KubeError
 from finetune_operator.registry.base import RegisteredModel, Registry
 from finetune_operator.registry.ownership import LEASE_SECONDS, SETTLE_SECONDS, UNSUPPORTED, Ownership
@@ -27,6 +28,8 @@ log = logging.getLogger(__name__)
 
 _RENEWAL_INTERVAL = timedelta(minutes=15)
 _INSTALLATION = "finetune-installation"
+# Problems that show that the registry does not let this promotion tag the model.
+_REFUSALS = (ConditionReason.MLFLOW_FORBIDDEN, ConditionReason.MLFLOW_REFUSED)
 
 
 @runtime_checkable
@@ -51,6 +54,14 @@ class _Key(NamedTuple):
     tag: str
 
 
+class _Refusal(NamedTuple):
+    """Whose tag was refused. NB: another promotion may have other credentials."""
+
+    registry_uri: str
+    model: str
+    promotion: str
+
+
 @dataclass
 class AliasOwners:
     """Reads, takes and renews the tags.
@@ -70,8 +81,8 @@ class AliasOwners:
     """By alias of another installation: the content of its tag, and since when this process has seen it."""
     _taken: dict[_Key, float] = field(default_factory=dict)
     """When this process took an alias that was not its installation's."""
-    _refused: set[tuple[str, str]] = field(default_factory=set)
-    """The registry and the model of tags that were refused."""
+    _refused: dict[_Refusal, float] = field(default_factory=dict)
+    """When the registry last refused a tag. After a renewal interval, the tag is tried again."""
 
     async def find(self, registry: Registry, model: RegisteredModel, alias: str, promotion: str) -> Ownership:
         """Find who owns an alias.
@@ -91,10 +102,9 @@ class AliasOwners:
             return Ownership(
                 "Foreign", f"ModelPromotion {record.promotion} of installation {record.installation}"
             )
-        if (registry.uri, model.name) in self._refused:
-            return UNSUPPORTED
         if record is None or record.installation != installation:
-            return Ownership("Unclaimed")
+            is_refused = self._is_refused(_Refusal(registry.uri, model.name, promotion))
+            return UNSUPPORTED if is_refused else Ownership("Unclaimed")
         taken = self._taken.get(key)
         if taken is not None and self.clock() - taken < SETTLE_SECONDS:
             return Ownership("Settling")
@@ -103,14 +113,14 @@ class AliasOwners:
         return Ownership("Ours" if is_fresh else "Due")
 
     async def take(self, registry: Registry, name: str, alias: str, promotion: str, *, is_new: bool) -> None:
-        """Write the tag of this installation. If the registry refuses tags, aliases of the model are moved without an owner.
+        """Write the tag of this installation. If the registry refuses it, the promotion moves the alias without an owner for a time.
 
         Args:
             name: the registered model.
             is_new: whether the alias was not owned by this installation.
 
         Raises:
-            ExternalError: the registry does not answer.
+            ExternalError: the tag could not be written, or the registry refused to renew it.
             KubeError: the identity of this installation could not be read.
         """
         if not isinstance(registry, TaggableRegistry):
@@ -128,7 +138,8 @@ class AliasOwners:
         try:
             await asyncio.to_thread(registry.set_model_tag, name, key.tag, content)
         except ExternalError as error:
-            if error.problem.reason in UNREACHABLE:
+            # NB: an alias that this installation owns is never moved without its tag, which other installations read.
+            if not is_new or error.problem.reason not in _REFUSALS:
                 raise
             log.warning(
                 "%s: aliases are moved without a record of their owner, because the model %s cannot be tagged: %s",
@@ -136,7 +147,11 @@ class AliasOwners:
                 name,
                 error.problem.message,
             )
-            self._refused.add((registry.uri, name))
+            self._refused[_Refusal(registry.uri, name, promotion)] = self.clock()
+
+    def _is_refused(self, refusal: _Refusal) -> bool:
+        time = self._refused.get(refusal)
+        return time is not None and self.clock() - time < _RENEWAL_INTERVAL.total_seconds()
 
     def _is_live(self, key: _Key, content: str) -> bool:
         """Whether another installation may still own the alias: this process has not seen its tag unchanged for a whole lease."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+import pytest
 
 from finetune_crds.conditions import ConditionReason
 from finetune_operator.errors import ExternalError, Problem
@@ -55,6 +58,12 @@ def new_registry() -> Tagged:
 
 def owner(registry: Tagged) -> str:
     return str(json.loads(registry.tags[TAG])["installation"])
+
+
+async def look_despite_errors(world: World, passes: int = 1, seconds: float = SETTLE_SECONDS) -> None:
+    for _ in range(passes):
+        with contextlib.suppress(ExternalError):
+            await look(world, 1, seconds)
 
 
 async def look(world: World, passes: int = 1, seconds: float = SETTLE_SECONDS) -> None:
@@ -178,6 +187,61 @@ async def test_a_registry_that_may_not_be_tagged_is_used_without_an_owner() -> N
     one = installation(registry, "one")
     await look(one, 6)
     assert (one.status().phase, registry.tags) == ("Promoted", {})
+
+
+async def test_an_alias_that_another_credential_may_not_tag_is_still_owned() -> None:
+    registry = new_registry()
+    one = installation(registry, "one")
+    registry.untaggable = Problem(ConditionReason.MLFLOW_FORBIDDEN, "HTTP 403")
+    await look(one, 6)
+    registry.untaggable = None
+    # The refusal is forgotten after a renewal interval.
+    await look(one, 1, seconds=16 * 60)
+    await look(one)
+    assert owner(registry) == "one"
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        ConditionReason.MLFLOW_ERROR,
+        ConditionReason.MLFLOW_UNREACHABLE,
+        ConditionReason.MLFLOW_FORBIDDEN,
+        ConditionReason.MLFLOW_REFUSED,
+    ],
+)
+async def test_one_renewal_that_fails_does_not_end_the_ownership(reason: ConditionReason) -> None:
+    registry = new_registry()
+    one, other = installation(registry, "one"), installation(registry, "other", source=version("2"))
+    await look(one, 6)
+    before = registry.tags[TAG]
+    registry.untaggable = Problem(reason, "the tag is not set")
+    await look_despite_errors(one, 1, seconds=16 * 60)
+    registry.untaggable = None
+    for _ in range(6):
+        await look(one, 1, seconds=16 * 60)
+        await look(other, 1, seconds=16 * 60)
+    assert registry.tags[TAG] != before
+    assert (one.status().phase, other.phase_and_reason()) == ("Promoted", "Blocked: Conflict")
+    assert registry.moves == [("champion", "1")]
+
+
+async def test_two_that_begin_during_an_error_of_the_registry_do_not_both_move_the_alias() -> None:
+    registry = new_registry()
+    one, other = installation(registry, "one"), installation(registry, "other", source=version("2"))
+    registry.untaggable = Problem(ConditionReason.MLFLOW_ERROR, "HTTP 500")
+    for world in (one, other):
+        await look_despite_errors(world, 3)
+    assert registry.moves == []
+    registry.untaggable = None
+    for _ in range(8):
+        await look(one)
+        await look(other)
+    assert len(registry.moves) == 1
+    assert sorted(world.phase_and_reason() for world in (one, other)) == [
+        "Blocked: Conflict",
+        "Promoted: Promoted",
+    ]
 
 
 def version(number: str) -> Mapping[str, str]:
