@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -28,6 +29,11 @@ log = logging.getLogger(__name__)
 
 _RENEWAL_INTERVAL = timedelta(minutes=15)
 _INSTALLATION = "finetune-installation"
+# A tag of an operator has less than 700.
+_MAX_CONTENT_CHARS = 1024
+_UID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+# A namespace and a name, as long as Kubernetes allows them.
+_PROMOTION = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?/[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?")
 # Problems that show that the registry does not let this promotion tag the model.
 _REFUSALS = (ConditionReason.MLFLOW_FORBIDDEN, ConditionReason.MLFLOW_REFUSED)
 
@@ -193,11 +199,16 @@ class AliasOwners:
 
 
 def _parse(content: str) -> _Record | None:
-    """The record in a tag; None if the tag is missing or not written by an operator."""
+    """The record in a tag; None if the tag is missing or was not written by an operator.
+
+    NB: everybody who may tag the model can write any text, and a condition shows the record.
+    """
+    if len(content) > _MAX_CONTENT_CHARS:
+        return None
     try:
         fields = json.loads(content)
-        return _Record(
-            str(fields["installation"]), str(fields["promotion"]), datetime.fromisoformat(fields["time"])
-        )
-    except (ValueError, KeyError, TypeError):
+        record = _Record(fields["installation"], fields["promotion"], datetime.fromisoformat(fields["time"]))
+        is_valid = _UID.fullmatch(record.installation) and _PROMOTION.fullmatch(record.promotion)
+    except (ValueError, KeyError, TypeError, RecursionError):
         return None
+    return record if is_valid and record.time.tzinfo else None

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.modelpromotion import ModelPromotionSpec
+from finetune_operator import names
 from finetune_operator.modelpromotion.decide.draft import Draft
 from finetune_operator.modelpromotion.version_records import forget_moves
 from finetune_operator.policy.address import find_passwords
@@ -56,7 +57,8 @@ def _find_conflict(draft: Draft) -> str | None:
     if observed.ownership.state == "Foreign":
         return (
             f"{observed.ownership.owner} manages {alias} in this registry: delete one of the two; this one takes over "
-            f"{LEASE_SECONDS / 60:.0f} min after the other installation has stopped"
+            f"{LEASE_SECONDS / 60:.0f} min after the other installation has stopped. If that installation no longer exists, delete the "
+            f"tag {names.owner_tag(draft.spec.alias)} of the registered model"
         )
     return None
 

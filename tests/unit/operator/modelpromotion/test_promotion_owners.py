@@ -17,6 +17,10 @@ from finetune_operator.registry.ownership import LEASE_SECONDS, SETTLE_SECONDS
 from fixtures.operator_in_memory.promotions import Memory, World, Writes
 
 TAG = "finetune_owner_champion"
+UIDS = {
+    "one": "11111111-1111-4111-8111-111111111111",
+    "other": "22222222-2222-4222-8222-222222222222",
+}
 
 
 @dataclass
@@ -42,7 +46,7 @@ def installation(registry: Tagged, identity: str, **spec: Any) -> World:
     """A cluster with an operator and a promotion, for this registry."""
     world = World()
     world.registry = registry
-    meta = {"name": "finetune-installation", "namespace": "system", "uid": identity}
+    meta = {"name": "finetune-installation", "namespace": "system", "uid": UIDS[identity]}
     world.kube.keep({"kind": "Lease", "metadata": meta, "spec": {}})
     world.restart()
     world.submit(**({"source": {"type": "Version", "version": "1"}} | spec))
@@ -57,7 +61,18 @@ def new_registry() -> Tagged:
 
 
 def owner(registry: Tagged) -> str:
-    return str(json.loads(registry.tags[TAG])["installation"])
+    uid = json.loads(registry.tags[TAG])["installation"]
+    return next(name for name in UIDS if UIDS[name] == uid)
+
+
+def record(**changes: Any) -> str:
+    """The tag of the other installation."""
+    fields = {
+        "installation": UIDS["other"],
+        "promotion": "team/champion",
+        "time": "2026-08-01T12:00:00+00:00",
+    }
+    return json.dumps(fields | changes)
 
 
 async def look_despite_errors(world: World, passes: int = 1, seconds: float = SETTLE_SECONDS) -> None:
@@ -83,8 +98,9 @@ async def test_the_second_installation_is_a_conflict_with_the_owners_name() -> N
     assert other.phase_and_reason() == "Blocked: Conflict"
     assert other.says("Accepted") == (
         "Conflict",
-        "ModelPromotion team/champion of installation one manages alias champion of support-llama in this registry: delete one of the "
-        "two; this one takes over 45 min after the other installation has stopped",
+        f"ModelPromotion team/champion of installation {UIDS['one']} manages alias champion of support-llama in this registry: delete one "
+        "of the two; this one takes over 45 min after the other installation has stopped. If that installation no longer exists, delete "
+        "the tag finetune_owner_champion of the registered model",
     )
     assert (one.status().phase, registry.moves) == ("Promoted", [("champion", "1")])
 
@@ -138,9 +154,7 @@ async def test_an_owner_that_lost_the_alias_between_its_decision_and_its_write_m
     def take() -> None:
         # In the pass that moves the alias, after the model was read once.
         if registry.asked > asked + 1:
-            registry.tags[TAG] = json.dumps(
-                {"installation": "other", "promotion": "team/champion", "time": "2026-08-01T12:00:00+00:00"}
-            )
+            registry.tags[TAG] = record()
 
     asked = registry.asked
     registry.before_reading = take
@@ -242,6 +256,49 @@ async def test_two_that_begin_during_an_error_of_the_registry_do_not_both_move_t
         "Blocked: Conflict",
         "Promoted: Promoted",
     ]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "not JSON",
+        "null",
+        "[" * 1000,
+        "[" * 3000,
+        "x" * 100_000,
+        json.dumps({"installation": UIDS["other"]}),
+        record(time="2026-08-01T12:00:00"),
+        record(time=7),
+        record(time="yesterday"),
+        record(installation=UIDS["one"], time="2026-08-01T12:00:00"),
+        record(installation=["one"]),
+        record(installation="x\nrun kubectl delete namespace team"),
+        record(installation=f"{UIDS['other']}\n"),
+        record(promotion=None),
+        record(promotion="champion"),
+        record(promotion="team/champion/x"),
+        record(promotion="Team/run this"),
+        record(promotion=f"team/{'x' * 254}"),
+        record(promotion=f"{'x' * 64}/champion"),
+        record(comment="x" * 1024),
+    ],
+)
+async def test_a_tag_that_no_operator_wrote_is_no_owner(content: str) -> None:
+    registry = new_registry()
+    one = installation(registry, "one")
+    await look(one, 6)
+    registry.tags[TAG] = content
+    await look(one, 3)
+    assert (owner(registry), one.phase_and_reason()) == ("one", "Promoted: Promoted")
+
+
+async def test_the_longest_name_of_a_promotion_is_an_owner() -> None:
+    registry = new_registry()
+    registry.tags[TAG] = record(promotion=f"{'x' * 63}/{'x' * 253}")
+    one = installation(registry, "one")
+    await look(one)
+    assert one.phase_and_reason() == "Blocked: Conflict"
 
 
 def version(number: str) -> Mapping[str, str]:
