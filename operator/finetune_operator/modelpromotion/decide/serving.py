@@ -19,21 +19,53 @@ def serve(draft: Draft) -> None:
     spec, version = draft.serving, draft.trial or draft.status.promoted
     if spec is None:
         return
-    # After a failure, the alias may have been removed, and the routes must still be restored.
-    if version is None and not canary.serving_status(draft).failure:
-        message = f"{draft.spec.alias} does not point to a version yet: the endpoint has nothing to serve"
-        draft.set(ConditionType.SERVED, False, ConditionReason.WAITING_FOR_VERSION, message)
+    status = canary.serving_status(draft)
+    # After a failure, the alias may have been removed, and the routes must still be restored; so they must after a trial that ended.
+    if version is None and not status.failure and not status.saved:
+        _report_no_version(draft)
         return
     endpoint = endpoints.record_endpoint(draft, spec)
     if endpoint is None:
         return
     if version is not None:
         _begin(draft, endpoint, version)
-    if version is None or canary.serving_status(draft).failure:
+    if canary.serving_status(draft).failure:
         go_back(draft, endpoint)
+    elif version is None:
+        _end_trial(draft, endpoint)
     else:
         _advance(draft, endpoint, version)
     stop_logging(draft, endpoint)
+
+
+def _report_no_version(draft: Draft) -> None:
+    message = f"{draft.spec.alias} does not point to a version yet: the endpoint has nothing to serve"
+    draft.set(ConditionType.SERVED, False, ConditionReason.WAITING_FOR_VERSION, message)
+
+
+def _end_trial(draft: Draft, endpoint: Endpoint) -> None:
+    """After the trial of a version that does not get the alias, which no version has, restore the routes from before the trial."""
+    # NB: without a version in the status, the same candidate starts its canary again.
+    endpoints.update_status(draft, version=None, **canary.NO_STEP)
+    saved = canary.serving_status(draft).saved or []
+    if not saved or not endpoint.exists:
+        endpoints.update_status(draft, saved=None, change=None)
+        _report_no_version(draft)
+    elif endpoint.updating:
+        endpoint_change.wait(draft, endpoint, saved)
+    elif endpoints.are_same(endpoints.routes_of(endpoint.served), saved):
+        endpoint_change.complete(draft, endpoint)
+        endpoints.update_status(draft, saved=None)
+        _report_no_version(draft)
+    elif endpoints.has_failed(draft, endpoint, saved):
+        message = (
+            f"endpoint {endpoints.name_of(draft)} cannot be restored to {endpoints.describe_routes(saved)} after a canary that ended: "
+            f"{endpoint.message}"
+        )
+        draft.set(ConditionType.SERVED, False, ConditionReason.ENDPOINT_FAILED, message)
+        draft.requeue_after(draft.settings.poll_seconds)
+    else:
+        endpoint_change.request(draft, endpoint, saved)
 
 
 def hold(draft: Draft) -> None:

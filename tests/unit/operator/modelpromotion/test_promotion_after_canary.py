@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+
 from finetune_operator.serving.model import ConfigureEndpoint, ServedVersion
 from fixtures.fake_databricks import Workspace
 from fixtures.operator_in_memory.serving import ALIASES, GATE, MODEL, PATH, STEPS, Databricks
 
 CANARY = {"steps": STEPS, "gates": [GATE]}
+REFUSING_GATE = {"name": "no-errors", "type": "Metric", "metric": {"name": "error_rate", "max": 0.0}}
 
 
 async def test_the_alias_moves_after_the_last_step(databricks: Workspace) -> None:
@@ -144,3 +149,64 @@ async def test_a_move_that_is_refused_after_the_canary_is_tried_again(databricks
     databricks.denied = set()
     await simulation.later(30)
     assert simulation.now == ("Promoted", {"staging": 2, "champion": 2}, {"2": 100})
+
+
+async def open_trial(databricks: Workspace) -> Databricks:
+    """A promotion whose alias points at no version yet, while version 2 is on trial beside version 1."""
+    simulation = Databricks(databricks, canary=CANARY, alias_moves=None)
+    client = await simulation.open_endpoint()
+    client.act(ConfigureEndpoint((ServedVersion(MODEL, "1", 100),), create=True))
+    await simulation.stage(2)
+    assert simulation.now == ("Promoting", {"staging": 2}, {"2": 10, "1": 90})
+    return simulation
+
+
+@pytest.mark.parametrize(
+    ("edit", "phase"),
+    [
+        ({"approval": {}}, "AwaitingApproval"),
+        ({"gates": [REFUSING_GATE]}, "Refused"),
+        (None, "Pending"),
+    ],
+)
+@pytest.mark.parametrize("minutes", [0, 10])
+async def test_a_trial_that_ends_without_an_alias_restores_the_endpoint(
+    databricks: Workspace, edit: dict[str, Any] | None, phase: str, minutes: int
+) -> None:
+    simulation = await open_trial(databricks)
+    await simulation.later(minutes)
+    if edit is None:
+        del databricks.models[MODEL].aliases["staging"]
+    else:
+        simulation.edit(**edit)
+    await simulation.settle()
+    staging = {"staging": 2} if edit else {}
+    assert simulation.now == (phase, staging, {"1": 100})
+    assert simulation.says("Served") == (
+        "WaitingForVersion",
+        "champion does not point to a version yet: the endpoint has nothing to serve",
+    )
+    serving = simulation.status().serving
+    assert serving
+    assert (serving.version, serving.step, serving.saved, serving.change) == (None, None, None, None)
+    configured = simulation.configured()
+    await simulation.later(60)
+    assert (simulation.now, simulation.configured()) == ((phase, staging, {"1": 100}), configured)
+    # The same candidate starts its canary again.
+    simulation.edit(approval=None, gates=None)
+    await simulation.stage(2)
+    assert simulation.now == ("Promoting", {"staging": 2}, {"2": 10, "1": 90})
+
+
+async def test_a_restoration_that_fails_is_reported(
+    databricks: Workspace,
+) -> None:
+    simulation = await open_trial(databricks)
+    databricks.endpoints.broken = {"1": "no machine"}
+    simulation.edit(approval={})
+    await simulation.later(1)
+    assert simulation.says("Served") == (
+        "EndpointFailed",
+        "endpoint support cannot be restored to version 1 with 100% after a canary that ended: version 1: no machine",
+    )
+    assert simulation.status().phase == "AwaitingApproval"
