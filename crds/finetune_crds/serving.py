@@ -252,6 +252,8 @@ class ServingStatus(ApiModel):
     """When the next step is due."""
     saved: _Routes | None = None
     """The routes before the current rollout, which the operator restores after a failure."""
+    canary_complete: bool | None = None
+    """True if the canary of the version is complete and the alias has not moved yet."""
     change: EndpointChange | None = None
     """The change that is in progress."""
     settings: _ShortText | None = None

@@ -58,8 +58,7 @@ def _state(endpoint: Endpoint) -> str:
 
 def _is_foreign(draft: Draft, spec: Serving, endpoint: Endpoint) -> bool:
     """Whether the endpoint serves another model; if so, report it. NB: the spec may name such an endpoint by mistake, so it is never changed."""
-    served = {item.model for item in (*endpoint.served, *endpoint.pending)}
-    foreign_models = {name for name in served if not _is_same_model(draft, name)}
+    foreign_models = find_foreign_models(draft, endpoint)
     if not foreign_models:
         return False
     what = " and ".join(
@@ -71,6 +70,12 @@ def _is_foreign(draft: Draft, spec: Serving, endpoint: Endpoint) -> bool:
     )
     draft.set(ConditionType.SERVED, False, ConditionReason.ENDPOINT_FAILED, message)
     return True
+
+
+def find_foreign_models(draft: Draft, endpoint: Endpoint) -> set[str]:
+    """Names of the other models that the endpoint serves; an empty name is another provider's model."""
+    served = {item.model for item in (*endpoint.served, *endpoint.pending)}
+    return {name for name in served if not _is_same_model(draft, name)}
 
 
 def _is_same_model(draft: Draft, name: str) -> bool:

@@ -64,7 +64,7 @@ def fail(
     failure = EndpointFailure(
         version=version, generation=draft.promotion.generation, reason=reason, message=message
     )
-    update_status(draft, failure=failure, change=None, **canary.NO_STEP)
+    update_status(draft, failure=failure, change=None, canary_complete=None, **canary.NO_STEP)
     go_back(draft, endpoint)
 
 

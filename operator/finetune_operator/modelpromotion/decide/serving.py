@@ -46,7 +46,7 @@ def _report_no_version(draft: Draft) -> None:
 def _end_trial(draft: Draft, endpoint: Endpoint) -> None:
     """After the trial of a version that does not get the alias, which no version has, restore the routes from before the trial."""
     # NB: without a version in the status, the same candidate starts its canary again.
-    endpoints.update_status(draft, version=None, **canary.NO_STEP)
+    endpoints.update_status(draft, version=None, canary_complete=None, **canary.NO_STEP)
     saved = canary.serving_status(draft).saved or []
     if not saved or not endpoint.exists:
         endpoints.update_status(draft, saved=None, change=None)
@@ -124,12 +124,16 @@ def _begin(draft: Draft, endpoint: Endpoint, version: str) -> None:
     status = canary.serving_status(draft)
     failure = status.failure
     is_new_version = status.version != version
+    if draft.trial is None and not is_new_version and status.canary_complete:
+        # The alias has moved to the version after its canary: the rollout is complete.
+        endpoints.update_status(draft, saved=None, canary_complete=None)
     may_retry = failure is not None and (
         failure.version != version or failure.generation != draft.promotion.generation
     )
     if not (is_new_version or may_retry):
         return
-    # NB: an interrupted rollout was never in place, so the routes that were saved before it stay the ones to restore.
+    # NB: an interrupted rollout was never in place, so the routes that were saved before it stay the ones to restore. The same holds for a
+    # version whose canary is complete and that does not get the alias: the version that has the alias returns without a canary.
     saved = endpoints.routes_of(endpoint.served) if status.saved is None else status.saved
     # A current change that restores the routes after a failure stays: they serve the version that gets the alias back.
     is_restoring = failure is not None and endpoint.updating and is_new_version
@@ -139,6 +143,7 @@ def _begin(draft: Draft, endpoint: Endpoint, version: str) -> None:
         draft,
         version=version,
         saved=saved,
+        canary_complete=None,
         **canary.step_fields(1 if has_canary else None),
         change=status.change if is_restoring else None,
         failure=None,
@@ -176,9 +181,11 @@ def _current_routes(draft: Draft, version: str) -> list[Route]:
 
 def _conclude(draft: Draft, routes: Sequence[Route]) -> None:
     """Report that the rollout is complete."""
-    endpoints.update_status(draft, saved=None, **canary.NO_STEP)
-    if draft.trial is not None:
-        # The next pass moves the alias.
+    if draft.trial is None:
+        endpoints.update_status(draft, saved=None, canary_complete=None, **canary.NO_STEP)
+    else:
+        # The next pass moves the alias. Until it has moved, the version may still lose its trial.
+        endpoints.update_status(draft, canary_complete=True, **canary.NO_STEP)
         draft.requeue_after(0)
     message = f"endpoint {endpoints.name_of(draft)} serves {endpoints.describe_routes(routes)}"
     draft.set(ConditionType.SERVED, True, ConditionReason.ENDPOINT_READY, message)

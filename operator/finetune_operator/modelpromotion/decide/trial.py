@@ -16,12 +16,12 @@ def await_canary(draft: Draft) -> Outcome:
         return Continue
     status, name = canary.serving_status(draft), endpoint.name_of(draft)
     if status.endpoint == name and status.version == version:
-        # `serving` forgets the saved routes when the rollout is complete.
-        is_complete = status.failure is None and status.saved is None
+        # `serving` forgets the saved routes when a rollout outside a trial is complete.
+        is_complete = status.failure is None and (status.saved is None or status.canary_complete is True)
         return Continue if is_complete else _try(draft, version)
     observed = draft.observed.endpoint
-    if observed is None or observed.problem:
-        # Which versions the endpoint serves is unknown.
+    if observed is None or observed.problem or endpoint.find_foreign_models(draft, observed):
+        # Which versions the endpoint serves is unknown, or it serves another model. `serving` reports that.
         return _try(draft, version)
     base = main_version(status.saved or endpoint.routes_of(observed.served))
     if base in (None, version):

@@ -210,3 +210,88 @@ async def test_a_restoration_that_fails_is_reported(
         "endpoint support cannot be restored to version 1 with 100% after a canary that ended: version 1: no machine",
     )
     assert simulation.status().phase == "AwaitingApproval"
+
+
+async def complete_trial(databricks: Workspace) -> Databricks:
+    """A promotion at version 1 (before: 3), whose version 2 completed its canary, and whose alias cannot be moved."""
+    simulation = Databricks(databricks, canary=CANARY, alias_moves=None)
+    await simulation.stage(3)
+    await simulation.stage(1)
+    await simulation.later(11)
+    await simulation.later(11)
+    assert simulation.now == ("Promoted", {"staging": 1, "champion": 1}, {"1": 100})
+    databricks.denied = {f"PUT {ALIASES}"}
+    await simulation.stage(2)
+    await simulation.look(minutes=30)
+    assert simulation.now == ("Promoting", {"staging": 2, "champion": 1}, {"2": 100})
+    serving = simulation.status().serving
+    assert serving
+    assert (serving.version, serving.canary_complete) == ("2", True)
+    assert [(route.version, route.percent) for route in serving.saved or []] == [("1", 100)]
+    # Version 1 would fail a canary now.
+    databricks.add_version(MODEL, 1, {"error_rate": 0.2})
+    return simulation
+
+
+LOSSES: dict[str, dict[str, Any]] = {
+    "the source goes back": {},
+    "the gates refuse it": {"gates": [REFUSING_GATE]},
+    "it waits for an approval": {"approval": {}},
+}
+
+
+@pytest.mark.parametrize("edit", LOSSES.values(), ids=LOSSES)
+@pytest.mark.parametrize("is_denied", [True, False])
+async def test_a_complete_trial_that_gets_no_alias_leaves_the_endpoint_without_a_canary(
+    databricks: Workspace, edit: dict[str, Any], *, is_denied: bool
+) -> None:
+    simulation = await complete_trial(databricks)
+    if not is_denied:
+        databricks.denied = set()
+    if edit:
+        simulation.edit(**edit)
+    else:
+        databricks.set_alias(MODEL, "staging", 1)
+    aliases = {"staging": 2 if edit else 1, "champion": 1}
+    moves = simulation.moves()
+    for minutes in (0, 11, 60):
+        await simulation.later(minutes)
+        assert simulation.now[1:] == (aliases, {"1": 100})
+    assert simulation.says("Served") == ("EndpointReady", "endpoint support serves version 1 with 100%")
+    assert simulation.moves() == moves
+    serving = simulation.status().serving
+    assert serving
+    assert (serving.version, serving.saved, serving.canary_complete) == ("1", None, None)
+
+
+async def test_a_version_that_cannot_be_deployed_again_after_a_trial_keeps_the_alias(
+    databricks: Workspace,
+) -> None:
+    simulation = await complete_trial(databricks)
+    databricks.denied = set()
+    databricks.endpoints.broken = {"1": "no machine"}
+    simulation.edit(gates=[REFUSING_GATE])
+    await simulation.later(60)
+    assert simulation.now == ("Refused", {"staging": 2, "champion": 1}, {"2": 100})
+    reason, message = simulation.says("Served") or ("", "")
+    assert (reason, "no machine" in message) == ("EndpointFailed", True)
+
+
+async def test_another_candidate_after_a_complete_trial_has_its_canary_beside_the_alias(
+    databricks: Workspace,
+) -> None:
+    simulation = await complete_trial(databricks)
+    databricks.denied = set()
+    await simulation.stage(3)
+    assert simulation.now == ("Promoting", {"staging": 3, "champion": 1}, {"3": 10, "1": 90})
+
+
+async def test_the_alias_waits_while_the_endpoint_serves_another_model(databricks: Workspace) -> None:
+    simulation = Databricks(databricks, canary=CANARY, alias_moves=None)
+    databricks.add_version("main.llm.other", 2, {})
+    client = await simulation.open_endpoint()
+    client.act(ConfigureEndpoint((ServedVersion("main.llm.other", "2", 100),), create=True))
+    await simulation.stage(2)
+    assert simulation.now == ("Blocked", {"staging": 2}, {"2": 100})
+    reason, message = simulation.says("Served") or ("", "")
+    assert (reason, "serves the model main.llm.other" in message) == ("EndpointFailed", True)
