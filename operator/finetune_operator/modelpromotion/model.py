@@ -186,6 +186,11 @@ GateAction = StartGateJob | StopGateJob | ReleaseGateJob | CloseGateRun
 PromotionAction = MoveAlias | ClaimAlias | EndpointAction | GateAction
 
 
+def sets_only_tags(action: PromotionAction) -> bool:
+    """Whether an action sets tags of a version that already has the alias."""
+    return isinstance(action, MoveAlias) and action.expected == action.to
+
+
 @dataclass(frozen=True)
 class PromotionDecision:
     """The new status, and the actions to take.

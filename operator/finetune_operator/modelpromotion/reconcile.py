@@ -16,12 +16,15 @@ from finetune_operator.modelpromotion.apply import ModelPromotionApplier, StaleE
 from finetune_operator.modelpromotion.decide import decide
 from finetune_operator.modelpromotion.decide.failed_action import record_failed_action
 from finetune_operator.modelpromotion.decide.ready import summarize_status
+from finetune_operator.modelpromotion.decide.version_tags import record_tags
 from finetune_operator.modelpromotion.model import (
     ClaimAlias,
     Promotion,
+    PromotionAction,
     PromotionDecision,
     ReleaseGateJob,
     StopGateJob,
+    sets_only_tags,
 )
 from finetune_operator.modelpromotion.observe import ModelPromotionObserver, read_promotion
 from finetune_operator.policy.status import with_condition
@@ -53,7 +56,7 @@ class ModelPromotionReconciler(Reconciler):
         now = self.now()
         decision = decide(promotion, observed, now, self.settings)
         try:
-            await self._carry_out(promotion, decision, now)
+            effective_actions = await self._carry_out(promotion, decision, now)
         except (LeaseBusy, AliasMoved, ModelReplaced, StaleError):
             # Not a failure: something changed, and the next reconcile reads it.
             return BUSY_SECONDS
@@ -64,7 +67,7 @@ class ModelPromotionReconciler(Reconciler):
             return self.settings.poll_seconds
         # Reconcile at once to read back what was written, except for a change of logging, which is checked at the next poll, and for Jobs
         # that end, which a watch reports.
-        changed = any(not isinstance(action, _LATE_EFFECTS) for action in decision.actions)
+        changed = any(not isinstance(action, _LATE_EFFECTS) for action in effective_actions)
         return 0.0 if changed else decision.requeue_seconds
 
     def find_longest_wait(self, body: Json) -> float:
@@ -82,8 +85,15 @@ class ModelPromotionReconciler(Reconciler):
         decision = PromotionDecision(status=summarize_status(promotion, status, now))
         await self.applier.write_status(promotion, decision, now)
 
-    async def _carry_out(self, promotion: Promotion, decision: PromotionDecision, now: datetime) -> None:
+    async def _carry_out(
+        self, promotion: Promotion, decision: PromotionDecision, now: datetime
+    ) -> tuple[PromotionAction, ...]:
         """Apply a decision, and then its finalizer. If an action fails, the finalizer stays: only write the status again, with the error.
+
+        If only tags of a version could not be set, the status has the error, and a later pass tries again: the alias is in place.
+
+        Returns:
+            The actions that took effect.
 
         Raises:
             KubeError: the API server refused something, or could not be reached.
@@ -94,10 +104,17 @@ class ModelPromotionReconciler(Reconciler):
             ExternalError: the registry or the endpoint could not be written to; the status has the error.
         """
         applied = await self.applier.apply(promotion, decision, now)
-        if applied.failed_actions:
-            for action, error in applied.failed_actions:
-                decision = record_failed_action(promotion, decision, action, error.problem, now=now)
+        failed_actions = [action for action, _ in applied.failed_actions]
+        effective_actions = tuple(action for action in decision.actions if action not in failed_actions)
+        for action, error in applied.failed_actions:
+            decision = record_failed_action(promotion, decision, action, error.problem, now=now)
+        if any(sets_only_tags(action) for action in effective_actions):
+            decision = record_tags(decision)
+        if failed_actions or any(sets_only_tags(action) for action in effective_actions):
             await self.applier.write_status(promotion, decision, now, onto=applied.body)
-            raise applied.failed_actions[0].error
+        for action, error in applied.failed_actions:
+            if not sets_only_tags(action):
+                raise error
         if decision.finalizer is not None:
             await self.applier.set_finalizer(promotion, is_needed=decision.finalizer)
+        return effective_actions

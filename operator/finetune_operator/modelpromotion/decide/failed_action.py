@@ -18,6 +18,7 @@ from finetune_operator.modelpromotion.model import (
     PromotionAction,
     PromotionDecision,
     StartGateJob,
+    sets_only_tags,
 )
 from finetune_operator.policy.status import with_condition
 from finetune_operator.registry.base import MoveAlias
@@ -39,7 +40,7 @@ def record_failed_action(
     if isinstance(action, ClaimAlias):
         # The registry does not answer: the next pass reports that.
         return decision
-    if isinstance(action, MoveAlias) and action.expected == action.to:
+    if sets_only_tags(action):
         return dataclasses.replace(decision, status=_record_refused_tags(promotion, status, problem, now))
     if isinstance(action, MoveAlias):
         what = f"alias {spec.alias} of {spec.model}" if spec else "the alias"

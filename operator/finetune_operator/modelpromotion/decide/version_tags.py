@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from finetune_crds.conditions import ConditionType
-from finetune_crds.promotion_status import Move
+from finetune_crds.promotion_status import Journal, Move
 from finetune_operator import names
 from finetune_operator.modelpromotion.decide.draft import Draft
+from finetune_operator.modelpromotion.model import PromotionDecision
 from finetune_operator.settings import UNITY_CATALOG
 from finetune_operator.text import format_time
 
@@ -51,6 +54,13 @@ def tag_version(draft: Draft) -> None:
         return
     draft.actions.append(draft.move_alias(version, tags=tags))
     _keep_refusal(draft)
+
+
+def record_tags(decision: PromotionDecision) -> PromotionDecision:
+    """Return the decision after the registry accepted the tags. NB: a registry may store other values, which are not written again."""
+    journal = (decision.status.journal or Journal()).model_copy(update={"untagged": None})
+    status = decision.status.model_copy(update={"journal": None if journal == Journal() else journal})
+    return dataclasses.replace(decision, status=status)
 
 
 def _keep_refusal(draft: Draft) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
 from finetune_crds.conditions import ConditionReason
+from finetune_operator import names
 from finetune_operator.errors import Problem
 from finetune_operator.settings import Settings
-from fixtures.operator_in_memory.promotions import KilledError, World
+from fixtures.operator_in_memory.promotions import KilledError, Memory, World
 from unit.operator.modelpromotion.champion import AWAY, world
 
 
@@ -120,6 +122,51 @@ async def test_tags_that_the_registry_refuses_block_no_rollback_and_are_reported
         simulation.seconds += 60
         await simulation.operator.look("champion")
     assert simulation.registry.aliases["champion"] == "1"
+
+
+async def test_tags_that_the_registry_refuses_block_no_finalizer() -> None:
+    simulation = world()
+    simulation.registry.aliases |= {"staging": "2", "champion": "1"}
+    simulation.registry.tag_refusal = Problem(ConditionReason.MLFLOW_FORBIDDEN, "HTTP 403")
+    for _ in range(6):
+        simulation.seconds += 60
+        await simulation.operator.look("champion")
+    simulation.edit(onDelete="RemoveAlias")
+    waits = set()
+    for _ in range(4):
+        simulation.seconds += 60
+        waits.add(await simulation.operator.look("champion"))
+    body = simulation.kube.objects["ModelPromotion", "team", "champion"]
+    assert body["metadata"]["finalizers"] == [names.FINALIZER]
+    # None is the resync interval.
+    assert waits == {None}
+    # The tags are set once the registry accepts them.
+    simulation.registry.tag_refusal = None
+    await simulation.settle()
+    assert simulation.registry.versions["2"].tags["promoted_champion_from"] == "1"
+    assert simulation.says("Promoted") == ("Promoted", "champion is version 2, which passed 2/2 gates")
+
+
+class ForgetfulMemory(Memory):
+    """A registry that accepts tags and returns other values."""
+
+    def set_tags(self, name: str, version: str, tags: Mapping[str, str]) -> None:
+        super().set_tags(name, version, {key: value.upper() for key, value in tags.items()})
+
+
+async def test_tags_that_the_registry_changes_are_not_written_again() -> None:
+    simulation = world()
+    simulation.registry = ForgetfulMemory(simulation.writes)
+    simulation.registry.add("1", eval_loss=2.0)
+    simulation.restart()
+    simulation.registry.aliases |= {"staging": "1"}
+    await simulation.settle()
+    assert (simulation.status().phase, simulation.status().journal) == ("Promoted", None)
+    writes = simulation.writes.count
+    for _ in range(6):
+        simulation.seconds += 600
+        await simulation.settle()
+    assert simulation.writes.count == writes
 
 
 async def test_a_worse_version_is_refused_with_its_numbers() -> None:
