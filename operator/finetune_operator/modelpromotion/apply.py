@@ -135,10 +135,11 @@ class ModelPromotionApplier:
     async def _claim(
         self, promotion: Promotion, spec: ModelPromotionSpec, registry: Registry, action: ClaimAlias
     ) -> None:
-        if self.observer.owners:
-            await self.observer.owners.take(
-                registry, spec.model, spec.alias, promotion.key, is_new=action.is_new
-            )
+        owners = self.observer.owners
+        if owners and not await owners.take(
+            registry, spec.model, spec.alias, promotion.key, is_new=action.is_new
+        ):
+            raise StaleError(f"another installation owns alias {spec.alias} of {spec.model}")
 
     async def _refuse_stale(self, promotion: Promotion, resource_version: str) -> None:
         """Raise unless the promotion is unchanged. NB: a replica that was paused would otherwise carry out an outdated decision."""

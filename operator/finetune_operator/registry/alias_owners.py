@@ -108,33 +108,43 @@ class AliasOwners:
             return Ownership(
                 "Foreign", f"ModelPromotion {record.promotion} of installation {record.installation}"
             )
-        if record is None or record.installation != installation:
+        age = self.now() - record.time if record else timedelta(0)
+        if record is None or record.installation != installation or age.total_seconds() >= LEASE_SECONDS:
+            # After the lease, another installation may be taking the alias, so this one takes it again like a new one.
             is_refused = self._is_refused(_Refusal(registry.uri, model.name, promotion))
             return UNSUPPORTED if is_refused else Ownership("Unclaimed")
         taken = self._taken.get(key)
         if taken is not None and self.clock() - taken < SETTLE_SECONDS:
             return Ownership("Settling")
-        age = self.now() - record.time
         is_fresh = record.promotion == promotion and timedelta(0) <= age < _RENEWAL_INTERVAL
         return Ownership("Ours" if is_fresh else "Due")
 
-    async def take(self, registry: Registry, name: str, alias: str, promotion: str, *, is_new: bool) -> None:
+    async def take(self, registry: Registry, name: str, alias: str, promotion: str, *, is_new: bool) -> bool:
         """Write the tag of this installation. If the registry refuses it, the promotion moves the alias without an owner for a time.
 
         Args:
             name: the registered model.
             is_new: whether the alias was not owned by this installation.
 
+        Returns:
+            Whether the alias may be this installation's; False if another installation owns it, whose tag then stays.
+
         Raises:
             ExternalError: the tag could not be written, or the registry refused to renew it.
             KubeError: the identity of this installation could not be read.
         """
         if not isinstance(registry, TaggableRegistry):
-            return
-        key = _Key(registry.uri, name, names.owner_tag(alias))
+            return True
+        key, installation = _Key(registry.uri, name, names.owner_tag(alias)), await self._read_installation()
+        # NB: the model that the decision is about was read some time ago.
+        model = await asyncio.to_thread(registry.model, name)
+        current = model.tags.get(key.tag, "") if model else ""
+        record = _parse(current)
+        if record and record.installation != installation and self._is_live(key, current):
+            return False
         content = json.dumps(
             {
-                "installation": await self._read_installation(),
+                "installation": installation,
                 "promotion": promotion,
                 "time": self.now().isoformat(timespec="seconds"),
             }
@@ -154,6 +164,7 @@ class AliasOwners:
                 error.problem.message,
             )
             self._refused[_Refusal(registry.uri, name, promotion)] = self.clock()
+        return True
 
     def _is_refused(self, refusal: _Refusal) -> bool:
         time = self._refused.get(refusal)

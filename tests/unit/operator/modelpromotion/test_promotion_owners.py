@@ -301,6 +301,38 @@ async def test_the_longest_name_of_a_promotion_is_an_owner() -> None:
     assert one.phase_and_reason() == "Blocked: Conflict"
 
 
+@pytest.mark.parametrize("minutes", [16, 46], ids=["a renewal", "a renewal after the lease"])
+async def test_a_renewal_does_not_overwrite_the_tag_of_another_owner(minutes: int) -> None:
+    registry = new_registry()
+    one = installation(registry, "one")
+    await look(one, 6)
+
+    def take() -> None:
+        # In the pass that renews the tag, after the model was read once.
+        if registry.asked > asked + 1:
+            registry.tags[TAG] = record()
+
+    asked = registry.asked
+    registry.before_reading = take
+    await look(one, 1, seconds=60 * minutes)
+    registry.before_reading = lambda: None
+    assert owner(registry) == "other"
+    await look(one)
+    assert (owner(registry), one.phase_and_reason()) == ("other", "Blocked: Conflict")
+
+
+async def test_an_owner_whose_lease_ended_settles_again_before_it_moves_the_alias() -> None:
+    registry = new_registry()
+    one = installation(registry, "one")
+    await look(one, 6)
+    one.edit(source=version("3"))
+    await look(one, 1, seconds=LEASE_SECONDS + 60)
+    await look(one, 1, seconds=0.1)
+    assert (owner(registry), registry.aliases) == ("one", {"champion": "1"})
+    await look(one, 4)
+    assert (owner(registry), registry.aliases) == ("one", {"champion": "3"})
+
+
 def version(number: str) -> Mapping[str, str]:
     """A source."""
     return {"type": "Version", "version": number}
