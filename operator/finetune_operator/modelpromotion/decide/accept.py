@@ -37,10 +37,14 @@ def accept(draft: Draft) -> Outcome:
         return _refuse(draft, ConditionReason.MLFLOW_NOT_CONFIGURED, _NO_REGISTRY)
     conflict = _find_conflict(draft)
     if conflict:
-        # Moves by the other promotion are not drift: when it is deleted, this promotion starts from where the alias is then.
-        draft.update(promoted=None, current=None, watch_start_time=None)
-        draft.remember(move=None, abandoned=None)
-        draft.status = forget_moves(draft.status)
+        draft.update(current=None)
+        if draft.observed.rival:
+            # Moves by the other promotion are not drift: when it is deleted, this promotion starts from where the alias is then.
+            draft.update(promoted=None, watch_start_time=None)
+            draft.remember(move=None, abandoned=None)
+            draft.status = forget_moves(draft.status)
+        # NB: everybody who may tag the model can write the tag of another installation for a moment. So nothing else is forgotten, and the
+        # moves of another installation are judged as drift once it is gone.
         return _refuse(draft, ConditionReason.CONFLICT, conflict)
     if draft.observed.loop:
         message = f"{draft.observed.loop}: change the source of one of them"

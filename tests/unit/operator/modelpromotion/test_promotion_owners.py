@@ -333,6 +333,39 @@ async def test_an_owner_whose_lease_ended_settles_again_before_it_moves_the_alia
     assert (owner(registry), registry.aliases) == ("one", {"champion": "3"})
 
 
+@pytest.mark.parametrize(
+    ("on_drift", "aliases", "reason"),
+    [
+        ("Repair", {"champion": "2"}, "Promoted: Repaired"),
+        ("Warn", {"champion": "3"}, "Blocked: AliasMoved"),
+        ("Adopt", {"champion": "3"}, "Promoted: Adopted"),
+    ],
+)
+async def test_a_foreign_tag_for_one_pass_does_not_hide_drift(
+    on_drift: str, aliases: Mapping[str, str], reason: str
+) -> None:
+    registry = new_registry()
+    one = installation(registry, "one", onDrift=on_drift)
+    await look(one, 6)
+    one.edit(source=version("2"))
+    await look(one, 6)
+    assert registry.aliases == {"champion": "2"}
+    before = one.status()
+    registry.tags[TAG] = record()
+    registry.aliases["champion"] = "3"
+    await look(one)
+    assert one.phase_and_reason() == "Blocked: Conflict"
+    during = one.status()
+    assert (during.promoted, during.watch_start_time, during.registry) == (
+        before.promoted,
+        before.watch_start_time,
+        before.registry,
+    )
+    del registry.tags[TAG]
+    await look(one, 8)
+    assert (registry.aliases, one.phase_and_reason()) == (aliases, reason)
+
+
 def version(number: str) -> Mapping[str, str]:
     """A source."""
     return {"type": "Version", "version": number}
