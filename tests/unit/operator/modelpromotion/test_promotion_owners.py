@@ -366,6 +366,23 @@ async def test_a_foreign_tag_for_one_pass_does_not_hide_drift(
     assert (registry.aliases, one.phase_and_reason()) == (aliases, reason)
 
 
+async def test_a_move_that_took_effect_before_a_foreign_tag_is_no_drift() -> None:
+    registry = new_registry()
+    one = installation(registry, "one")
+    await look(one, 6)
+    one.edit(source=version("3"))
+    await look(one)
+    assert one.status().move
+    registry.aliases["champion"] = "3"
+    registry.tags[TAG] = record()
+    await look(one, 2)
+    assert one.phase_and_reason() == "Blocked: Conflict"
+    del registry.tags[TAG]
+    await look(one, 6)
+    assert (one.phase_and_reason(), one.status().promoted) == ("Promoted: Promoted", "3")
+    assert registry.moves == [("champion", "1")]
+
+
 def version(number: str) -> Mapping[str, str]:
     """A source."""
     return {"type": "Version", "version": number}
