@@ -9,6 +9,7 @@ on its own clock.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import logging
 import re
@@ -34,6 +35,8 @@ _MAX_CONTENT_CHARS = 1024
 _UID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 # A namespace and a name, as long as Kubernetes allows them.
 _PROMOTION = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?/[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?")
+# Longer than any wait between two reads of a promotion, of which each failure makes the next wait longer.
+_SIGHTING_SECONDS = 24 * 3600.0
 # Problems that show that the registry does not let this promotion tag the model.
 _REFUSALS = (ConditionReason.MLFLOW_FORBIDDEN, ConditionReason.MLFLOW_REFUSED)
 
@@ -68,6 +71,14 @@ class _Refusal(NamedTuple):
     promotion: str
 
 
+class _Sighting(NamedTuple):
+    """The digest of a tag, and when this process saw it first and last."""
+
+    digest: str
+    since: float
+    last: float
+
+
 @dataclass
 class AliasOwners:
     """Reads, takes and renews the tags.
@@ -83,8 +94,8 @@ class AliasOwners:
     clock: Callable[[], float]
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
     _installation: str = ""
-    _observed: dict[_Key, tuple[str, float]] = field(default_factory=dict)
-    """By alias of another installation: the content of its tag, and since when this process has seen it."""
+    _sightings: dict[_Key, _Sighting] = field(default_factory=dict)
+    """By alias of another installation: what this process saw of its tag."""
     _taken: dict[_Key, float] = field(default_factory=dict)
     """When this process took an alias that was not its installation's."""
     _refused: dict[_Refusal, float] = field(default_factory=dict)
@@ -101,6 +112,7 @@ class AliasOwners:
         """
         if not isinstance(registry, TaggableRegistry):
             return UNSUPPORTED
+        self._prune()
         key = _Key(registry.uri, model.name, names.owner_tag(alias))
         content = model.tags.get(key.tag, "")
         record, installation = _parse(content), await self._read_installation()
@@ -111,10 +123,9 @@ class AliasOwners:
         age = self.now() - record.time if record else timedelta(0)
         if record is None or record.installation != installation or age.total_seconds() >= LEASE_SECONDS:
             # After the lease, another installation may be taking the alias, so this one takes it again like a new one.
-            is_refused = self._is_refused(_Refusal(registry.uri, model.name, promotion))
+            is_refused = _Refusal(registry.uri, model.name, promotion) in self._refused
             return UNSUPPORTED if is_refused else Ownership("Unclaimed")
-        taken = self._taken.get(key)
-        if taken is not None and self.clock() - taken < SETTLE_SECONDS:
+        if key in self._taken:
             return Ownership("Settling")
         is_fresh = record.promotion == promotion and timedelta(0) <= age < _RENEWAL_INTERVAL
         return Ownership("Ours" if is_fresh else "Due")
@@ -166,18 +177,26 @@ class AliasOwners:
             self._refused[_Refusal(registry.uri, name, promotion)] = self.clock()
         return True
 
-    def _is_refused(self, refusal: _Refusal) -> bool:
-        time = self._refused.get(refusal)
-        return time is not None and self.clock() - time < _RENEWAL_INTERVAL.total_seconds()
-
     def _is_live(self, key: _Key, content: str) -> bool:
         """Whether another installation may still own the alias: this process has not seen its tag unchanged for a whole lease."""
-        now = self.clock()
-        last_content, since = self._observed.get(key, (None, now))
-        if content != last_content:
-            since = now
-            self._observed[key] = (content, now)
+        now, digest = self.clock(), hashlib.sha256(content.encode()).hexdigest()
+        sighting = self._sightings.get(key)
+        since = sighting.since if sighting and sighting.digest == digest else now
+        self._sightings[key] = _Sighting(digest, since, last=now)
         return now - since < LEASE_SECONDS
+
+    def _prune(self) -> None:
+        """Forget what no longer counts, and the tags of aliases that no promotion has read for a day."""
+        now = self.clock()
+        self._taken = {key: time for key, time in self._taken.items() if now - time < SETTLE_SECONDS}
+        self._refused = {
+            refusal: time
+            for refusal, time in self._refused.items()
+            if now - time < _RENEWAL_INTERVAL.total_seconds()
+        }
+        self._sightings = {
+            key: item for key, item in self._sightings.items() if now - item.last < _SIGHTING_SECONDS
+        }
 
     async def _read_installation(self) -> str:
         """The identity of this installation: the uid of a Lease in its namespace, which is created once and never held."""

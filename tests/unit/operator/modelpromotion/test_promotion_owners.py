@@ -12,9 +12,10 @@ import pytest
 
 from finetune_crds.conditions import ConditionReason
 from finetune_operator.errors import ExternalError, Problem
+from finetune_operator.registry.alias_owners import AliasOwners
 from finetune_operator.registry.base import RegisteredModel
 from finetune_operator.registry.ownership import LEASE_SECONDS, SETTLE_SECONDS
-from fixtures.operator_in_memory.promotions import Memory, World, Writes
+from fixtures.operator_in_memory.promotions import MODEL, Memory, World, Writes
 
 TAG = "finetune_owner_champion"
 UIDS = {
@@ -381,6 +382,24 @@ async def test_a_move_that_took_effect_before_a_foreign_tag_is_no_drift() -> Non
     await look(one, 6)
     assert (one.phase_and_reason(), one.status().promoted) == ("Promoted: Promoted", "3")
     assert registry.moves == [("champion", "1")]
+
+
+async def test_what_no_longer_counts_is_forgotten() -> None:
+    registry = new_registry()
+    seconds = [0.0]
+    one = installation(registry, "one")
+    owners = AliasOwners(one.kube, "system", clock=lambda: seconds[0])
+    registry.untaggable = Problem(ConditionReason.MLFLOW_FORBIDDEN, "HTTP 403")
+    model = RegisteredModel(MODEL, {}, registry.created, registry.tags)
+    for number in range(3):
+        registry.tags[f"finetune_owner_{number}"] = record()
+        assert (await owners.find(registry, model, str(number), "team/a")).state == "Foreign"
+        await owners.take(registry, MODEL, f"free-{number}", "team/a", is_new=True)
+    assert (len(owners._sightings), len(owners._taken), len(owners._refused)) == (3, 3, 1)
+    assert all(len(item.digest) == 64 for item in owners._sightings.values())
+    seconds[0] = 25 * 3600.0
+    await owners.find(registry, model, "0", "team/a")
+    assert (len(owners._sightings), len(owners._taken), len(owners._refused)) == (1, 0, 0)
 
 
 def version(number: str) -> Mapping[str, str]:
