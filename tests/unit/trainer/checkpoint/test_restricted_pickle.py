@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import pickle
 from collections.abc import Callable, Iterator
+from enum import Enum
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -85,7 +87,7 @@ def test_a_checkpoint_reads_no_file_outside_of_its_folder(run: Run, path: str) -
 
 
 @pytest.mark.parametrize(
-    "name", ["os system", "builtins eval", "builtins getattr", "torch load", "torch.serialization load"]
+    "name", ["os system", "builtins eval", "builtins setattr", "torch load", "torch.serialization load"]
 )
 def test_only_the_classes_of_metadata_are_found(run: Run, name: str) -> None:
     module, attribute = name.split()
@@ -206,3 +208,35 @@ def test_an_unforged_checkpoint_loads_as_it_was(run: Run) -> None:
     again = Run(run.folder, run.world)
     assert again.resume().step == 1
     assert same(again.state(), run.state())
+
+
+class EarlierPickler(pickle.Pickler):
+    """Writes members of enums as Python 3.11.2 does, which is that of Debian 12."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, Enum):
+            return getattr, (type(value), value.name)
+        return NotImplemented
+
+
+def test_checkpoints_of_an_earlier_python_are_read(run: Run) -> None:
+    path = save_of(run.steps, 1) / METADATA
+    written = io.BytesIO()
+    metadata = load_metadata(io.BytesIO(path.read_bytes()))
+    EarlierPickler(written).dump(metadata)
+    assert b"getattr" in written.getvalue()
+    assert load_metadata(io.BytesIO(written.getvalue())) == metadata
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [(torch.dtype, "__class__"), (_MEM_FORMAT_ENCODING, "__class__"), (_MEM_FORMAT_ENCODING, "mro")],
+    ids=str,
+)
+def test_getattr_finds_memory_formats_alone(forged: tuple[Any, str]) -> None:
+    class Forged:
+        def __reduce__(self) -> Any:
+            return getattr, forged
+
+    with pytest.raises(pickle.UnpicklingError, match=r"refers to (builtins.getattr|torch.dtype)"):
+        load_metadata(io.BytesIO(pickle.dumps(Forged())))

@@ -73,6 +73,14 @@ def _find_memory_format(code: int) -> Any:
     return _MEMORY_FORMATS[code]
 
 
+def _find_member(enumeration: Callable[[Any], Any], name: str) -> Any:
+    """Return a memory format by its name. NB: Python 3.11.0 to 3.11.3 pickle a member of an enum as a call of `getattr`."""
+    members = dcp_metadata._MEM_FORMAT_ENCODING.__members__  # noqa: SLF001 - a field of TensorProperties
+    if enumeration is not _find_memory_format or type(name) is not str or name not in members:
+        raise _ForbiddenError("refers to builtins.getattr")
+    return members[name]
+
+
 def _build_size(dimensions: tuple[int, ...]) -> torch.Size:
     if type(dimensions) is not tuple or len(dimensions) > _MAX_DIMENSIONS:
         raise _ForbiddenError("has a size that no tensor has")
@@ -80,7 +88,8 @@ def _build_size(dimensions: tuple[int, ...]) -> torch.Size:
 
 
 # What `.metadata` calls. NB: these functions stand in for those of torch, so that a file gets hold of no function that anything else uses.
-_FUNCTIONS: dict[tuple[str, str], Callable[[Any], Any]] = {
+_FUNCTIONS: dict[tuple[str, str], Callable[..., Any]] = {
+    ("builtins", "getattr"): _find_member,
     ("torch", "Size"): _build_size,
     ("torch.serialization", "_get_layout"): _find_layout,
     ("torch.distributed.checkpoint.metadata", "_MEM_FORMAT_ENCODING"): _find_memory_format,
