@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field
 
@@ -205,6 +205,11 @@ class VersionRecord(ApiModel):
     skipped: bool | None = None
     """True if it is passed over. Someone moved the alias elsewhere, and onDrift is Adopt."""
 
+    @property
+    def is_withheld(self) -> bool:
+        """Whether the version is not promoted, because it failed or is passed over."""
+        return self.bad is not None or self.skipped is True
+
 
 class RegistryIdentity(ApiModel):
     """Identity of the registered model, and what was decided about its versions.
@@ -302,6 +307,16 @@ class ModelPromotionStatus(ApiModel):
     def lost(self) -> str | None:
         """The version whose deletion removed the alias, until the alias is set again."""
         return self.journal.lost if self.journal else None
+
+    @property
+    def untagged(self) -> str | None:
+        """The version that got the alias and does not have all of its tags yet."""
+        return self.journal.untagged if self.journal else None
+
+    def change_journal(self, **entries: Any) -> Journal | None:
+        """Return the journal with other entries, of which None is none; None if it then has no entry."""
+        journal = (self.journal or Journal()).model_copy(update=entries)
+        return None if journal == Journal() else journal
 
     def find_record(self, version: str | None) -> VersionRecord | None:
         """What this promotion recorded about a version."""

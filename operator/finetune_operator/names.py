@@ -15,8 +15,6 @@ FINALIZER = (
 )
 RUN_FINALIZER = f"{GROUP}/cancel-run"  # the operator: a FineTuneJob whose Databricks run may be active
 
-# Tags of a promoted version; written by the operator, read by people.
-
 LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"  # people
 LABEL_JOB = "finetune.dev/job"  # people: kubectl logs -l finetune.dev/job=NAME
 LABEL_SCHEDULE = "finetune.dev/schedule"  # people: kubectl get ftj -l finetune.dev/schedule=NAME

@@ -354,10 +354,9 @@ def find_needed_versions(promotion: Promotion, spec: ModelPromotionSpec, observe
     candidate = named_version(spec, observed)
     target = target_version(spec, status)
     at_rest = (target or candidate) == holder == status.promoted and status.move is None
-    is_tagged = status.journal is None or status.journal.untagged is None
     if (
         at_rest
-        and is_tagged
+        and status.untagged is None
         and promotion.backend is None
         and not promotion.deleting
         and _is_identified(status)

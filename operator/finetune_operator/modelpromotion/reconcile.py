@@ -108,9 +108,10 @@ class ModelPromotionReconciler(Reconciler):
         effective_actions = tuple(action for action in decision.actions if action not in failed_actions)
         for action, error in applied.failed_actions:
             decision = record_failed_action(promotion, decision, action, error.problem, now=now)
-        if any(sets_only_tags(action) for action in effective_actions):
+        has_set_tags = any(map(sets_only_tags, effective_actions))
+        if has_set_tags:
             decision = record_tags(decision)
-        if failed_actions or any(sets_only_tags(action) for action in effective_actions):
+        if failed_actions or has_set_tags:
             await self.applier.write_status(promotion, decision, now, onto=applied.body)
         for action, error in applied.failed_actions:
             if not sets_only_tags(action):

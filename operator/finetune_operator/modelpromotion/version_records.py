@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from finetune_crds.promotion_status import (
-    Journal,
     ModelPromotionStatus,
     Move,
     RegistryIdentity,
@@ -35,8 +34,8 @@ def update_record(status: ModelPromotionStatus, version: str, **fields: Any) -> 
     """Return the status with these fields of the record of a version, which is created if it does not exist."""
     registry = status.registry or RegistryIdentity(has_decisions=True)
     record = status.find_record(version) or VersionRecord(version=version)
-    others = [item for item in registry.versions if item.version != version]
-    versions = sorted([*others, record.model_copy(update=fields)], key=lambda item: int(item.version))
+    other_records = [item for item in registry.versions if item.version != version]
+    versions = sorted([*other_records, record.model_copy(update=fields)], key=lambda item: int(item.version))
     return status.model_copy(update={"registry": registry.model_copy(update={"versions": versions})})
 
 
@@ -103,5 +102,4 @@ def _clear(status: ModelPromotionStatus, *fields: str) -> ModelPromotionStatus:
 
 
 def _set_lost(status: ModelPromotionStatus, version: str | None) -> ModelPromotionStatus:
-    journal = (status.journal or Journal()).model_copy(update={"lost": version})
-    return status.model_copy(update={"journal": None if journal == Journal() else journal})
+    return status.model_copy(update={"journal": status.change_journal(lost=version)})

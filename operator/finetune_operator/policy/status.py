@@ -16,6 +16,16 @@ Status = TypeVar("Status", FineTuneJobStatus, ModelPromotionStatus, FineTuneSche
 _MAX_MESSAGE_CHARS = 32768
 
 
+def find_condition(status: Status, kind: ConditionType) -> Condition | None:
+    """The condition of a status; None if it is not set."""
+    return next((item for item in status.conditions if item.type == kind), None)
+
+
+def read_state(state: str) -> bool | None:
+    """Whether a condition with this state is True; None for Unknown."""
+    return {"True": True, "False": False}.get(state)
+
+
 def with_condition(
     status: Status,
     kind: ConditionType,
@@ -35,7 +45,7 @@ def with_condition(
         generation: the generation of the spec that the condition is about.
     """
     conditions = list(status.conditions)
-    before = next((item for item in conditions if item.type == kind), None)
+    before = find_condition(status, kind)
     state = "Unknown" if holds is None else str(holds)
     fields = (state, str(reason), message[:_MAX_MESSAGE_CHARS], generation)
     # NB: copies were a sixth of the CPU time of a pass, and most passes change nothing.
@@ -84,7 +94,7 @@ class StatusBuilder(ABC, Generic[Status]):
 
     def condition(self, kind: ConditionType) -> Condition | None:
         """The condition in the new status; None if it is not set."""
-        return next((item for item in self.status.conditions if item.type == kind), None)
+        return find_condition(self.status, kind)
 
     def holds(self, kind: ConditionType) -> bool:
         """Whether a condition is True."""

@@ -224,7 +224,6 @@ _FUNCTIONS: dict[str, Any] = {
     "hasValue": lambda _old_self: celtypes.BoolType(False),
     "value": lambda old_self: old_self,
     "isSorted": _is_sorted,
-    "replace": lambda text, old, new: celtypes.StringType(text.replace(old, new)),
 }
 
 

@@ -18,20 +18,20 @@ from finetune_operator.finetunejob.sweep import trial_state
 _PREPARED_FIELDS = ("data", "model", "objective")
 
 
-def find_prepared_trial(trial: Json, others: Iterable[Json]) -> Json | None:
+def find_prepared_trial(trial: Json, siblings: Iterable[Json]) -> Json | None:
     """Return the first trial of a sweep that has prepared the same data; None if there is none, or if each trial prepares its own table.
 
     Args:
         trial: the trial that is about to prepare.
-        others: the FineTuneJobs of its sweep.
+        siblings: the FineTuneJobs of its sweep.
     """
     prepare = (trial["spec"].get("data") or {}).get("prepare") or {}
     if prepare.get("reuse") == "Never":
         return None
     prepared = {
-        condition["lastTransitionTime"]: other
-        for other in others
-        if _prepare_same_data(trial, other) and (condition := _find_prepared(other))
+        condition["lastTransitionTime"]: sibling
+        for sibling in siblings
+        if _prepare_same_data(trial, sibling) and (condition := _find_prepared(sibling))
     }
     return prepared[min(prepared)] if prepared else None
 
@@ -50,8 +50,8 @@ def use_prepared_table(draft: Draft) -> bool:
     return True
 
 
-def _prepare_same_data(trial: Json, other: Json) -> bool:
-    return all(trial["spec"].get(field) == other["spec"].get(field) for field in _PREPARED_FIELDS)
+def _prepare_same_data(trial: Json, sibling: Json) -> bool:
+    return all(trial["spec"].get(field) == sibling["spec"].get(field) for field in _PREPARED_FIELDS)
 
 
 def _find_prepared(trial: Json) -> Json | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.modelpromotion import ModelPromotionSpec
-from finetune_crds.promotion_status import Journal, ModelPromotionStatus, Move, Withheld
+from finetune_crds.promotion_status import ModelPromotionStatus, Move, Withheld
 from finetune_crds.serving import Serving
 from finetune_operator.modelpromotion.decide.digests import terms_digest
 from finetune_operator.modelpromotion.model import Observed, Promotion, PromotionAction, PromotionDecision
@@ -76,8 +76,7 @@ class Draft(StatusBuilder[ModelPromotionStatus]):
 
     def remember(self, **entries: Move | Withheld | str | None) -> None:
         """Write entries of the journal; None removes an entry."""
-        journal = (self.status.journal or Journal()).model_copy(update=entries)
-        self.update(journal=None if journal == Journal() else journal)
+        self.update(journal=self.status.change_journal(**entries))
 
     def stop(self, reason: ConditionReason, message: str) -> None:
         """Report why the alias is not at its target."""

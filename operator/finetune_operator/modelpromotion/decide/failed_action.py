@@ -20,7 +20,7 @@ from finetune_operator.modelpromotion.model import (
     StartGateJob,
     sets_only_tags,
 )
-from finetune_operator.policy.status import with_condition
+from finetune_operator.policy.status import find_condition, read_state, with_condition
 from finetune_operator.registry.base import MoveAlias
 
 # Problems that usually end without intervention.
@@ -63,15 +63,19 @@ def _record_refused_tags(
     promotion: Promotion, status: ModelPromotionStatus, problem: Problem, now: datetime
 ) -> ModelPromotionStatus:
     """The status of a promotion whose alias is in place, and whose version could not be tagged."""
-    condition = next((item for item in status.conditions if item.type == ConditionType.PROMOTED), None)
+    condition = find_condition(status, ConditionType.PROMOTED)
     if condition is None:
         return status
     stated, _, _ = condition.message.partition(TAGS_REFUSED)
-    holds = {"True": True, "False": False}.get(condition.status)
     message = truncate(f"{stated}{TAGS_REFUSED}{problem.message}")
-    reason = ConditionReason(condition.reason)
     status = with_condition(
-        status, ConditionType.PROMOTED, holds, reason, message, now=now, generation=promotion.generation
+        status,
+        ConditionType.PROMOTED,
+        read_state(condition.status),
+        condition.reason,
+        message,
+        now=now,
+        generation=promotion.generation,
     )
     return summarize_status(promotion, status, now)
 

@@ -136,7 +136,7 @@ def _list_needed(draft: Draft) -> list[_NeededJob]:
     spec, status = draft.spec, draft.status
     candidate = status.candidate
     record = status.find_record(candidate)
-    is_withheld = record is not None and (record.bad is not None or record.skipped is True)
+    is_withheld = record is not None and record.is_withheld
     if spec.suspend or spec.rollback_to or is_withheld or candidate in (None, status.promoted):
         return []
     return [*_list_needed_for(draft, {candidate}, {draft.holder, status.promoted})]

@@ -124,10 +124,10 @@ def _keep(records: dict[str, VersionRecord], status_versions: set[str]) -> list[
 
     NB: which decisions are dropped is up to the numbers that the registry gives to versions, not to a clock.
     """
-    named = sorted(status_versions & records.keys(), key=int, reverse=True)
+    in_status = sorted(status_versions & records.keys(), key=int, reverse=True)
     decided = [item for item in records if item not in status_versions and has_decision(records[item])]
-    kept = [*named, *sorted(decided, key=int, reverse=True)][:MAX_VERSION_RECORDS]
-    return [records[version] for version in sorted(kept, key=int)]
+    versions = [*in_status, *sorted(decided, key=int, reverse=True)][:MAX_VERSION_RECORDS]
+    return [records[version] for version in sorted(versions, key=int)]
 
 
 def recorded_versions(status: ModelPromotionStatus) -> set[str]:

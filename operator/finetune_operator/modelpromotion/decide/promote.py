@@ -30,7 +30,7 @@ def withdraw(draft: Draft) -> Outcome:
         is_skipped = withheld.reason == "Adopted"
     else:
         record = status.find_record(status.candidate)
-        if record is None or status.promoted == record.version or not (record.bad or record.skipped):
+        if record is None or status.promoted == record.version or not record.is_withheld:
             return Continue
         is_skipped = not record.bad
         message = _describe_withheld(draft, record.version, is_skipped=is_skipped)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 
 from finetune_crds.conditions import ConditionType
-from finetune_crds.promotion_status import Journal, Move
+from finetune_crds.promotion_status import Move
 from finetune_operator import names
 from finetune_operator.modelpromotion.decide.draft import Draft
 from finetune_operator.modelpromotion.model import PromotionDecision
+from finetune_operator.policy.status import find_condition
 from finetune_operator.settings import UNITY_CATALOG
 from finetune_operator.text import format_time
 
@@ -37,7 +38,7 @@ def build_tags(draft: Draft, move: Move) -> dict[str, str]:
 
 def tag_version(draft: Draft) -> None:
     """Set the tags that the version with the alias lacks, if the operator was stopped between the alias and the tags."""
-    version = draft.status.journal.untagged if draft.status.journal else None
+    version = draft.status.untagged
     if version is None or draft.status.move is not None:
         return
     registered = draft.observed.versions.get(version)
@@ -58,15 +59,14 @@ def tag_version(draft: Draft) -> None:
 
 def record_tags(decision: PromotionDecision) -> PromotionDecision:
     """Return the decision after the registry accepted the tags. NB: a registry may store other values, which are not written again."""
-    journal = (decision.status.journal or Journal()).model_copy(update={"untagged": None})
-    status = decision.status.model_copy(update={"journal": None if journal == Journal() else journal})
+    status = decision.status.model_copy(update={"journal": decision.status.change_journal(untagged=None)})
     return dataclasses.replace(decision, status=status)
 
 
 def _keep_refusal(draft: Draft) -> None:
     """Keep the refusal of the tags in the condition Promoted, which else would lose it in this pass and get it back."""
     condition = draft.condition(ConditionType.PROMOTED)
-    before = [item for item in draft.promotion.status.conditions if item.type == ConditionType.PROMOTED]
-    if condition and before and before[0].message.startswith(f"{condition.message}{TAGS_REFUSED}"):
-        others = [item for item in draft.status.conditions if item.type != ConditionType.PROMOTED]
-        draft.update(conditions=[*others, before[0]])
+    before = find_condition(draft.promotion.status, ConditionType.PROMOTED)
+    if condition and before and before.message.startswith(f"{condition.message}{TAGS_REFUSED}"):
+        other_conditions = [item for item in draft.status.conditions if item.type != ConditionType.PROMOTED]
+        draft.update(conditions=[*other_conditions, before])

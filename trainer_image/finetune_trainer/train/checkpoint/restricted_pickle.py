@@ -206,10 +206,10 @@ class _Unpickler(_PythonUnpickler):
 def _check_key(key: Any) -> None:
     """Check a key before it is hashed: a name, or the index of an entry."""
     if type(key) is dcp_metadata.MetadataIndex:
-        known = type(key.fqn) is str and (key.offset is None or type(key.offset) is torch.Size)
+        is_key = type(key.fqn) is str and (key.offset is None or type(key.offset) is torch.Size)
     else:
-        known = type(key) is str
-    if not known:
+        is_key = type(key) is str
+    if not is_key:
         raise _ForbiddenError(f"has a key of type {type(key).__name__}")
 
 

@@ -11,6 +11,7 @@ from finetune_operator.finetunejob.decide.sweep.check_trials import get_sweep
 from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.finetunejob.sweep import metric, objects, trial_state
 from finetune_operator.policy.result import Continue, Outcome, Stop
+from finetune_operator.policy.status import read_state
 
 
 def deliver(draft: Draft) -> Outcome:
@@ -69,7 +70,7 @@ def _copy(draft: Draft, child: Json) -> None:
     for kind in (ConditionType.EVALUATED, ConditionType.REGISTERED):
         condition = trial_state.find_condition(child, kind)
         if condition:
-            holds = {"True": True, "False": False}.get(condition["status"])
+            holds = read_state(condition["status"])
             draft.set(kind, holds, ConditionReason(condition["reason"]), condition["message"])
 
 
