@@ -145,6 +145,17 @@ SHARED_FOLDER_FORMATS = f"{FOLDER_FORMATS} on a volume; pods cannot reach DBFS"
 """Formats of `is_shared_folder`, for messages."""
 
 
+def value_or_empty(field: str) -> str:
+    """Return the CEL expression of an optional text, and of an empty text if it is not set."""
+    return f"has({field}) ? {field} : ''"
+
+
+def list_splits(path: str) -> str:
+    """Return the CEL expression of the texts of the three splits at a path, with an empty text for a split that is not set."""
+    splits = (value_or_empty(f"{path}.{split}") for split in ("train", "validation", "test"))
+    return f"[{', '.join(splits)}]"
+
+
 def is_shared_folder(uri: str) -> str:
     """Return the CEL condition that training pods can write the folder at an address: the pattern has no dbfs:/, but /dbfs."""
     return f"{uri}.matches('{STORED_FOLDER_PATTERN}') && !{uri}.startsWith('/dbfs/')"

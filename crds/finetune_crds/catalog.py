@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from finetune_crds.base import ApiModel, Name, Rule, Uri, rules
+from finetune_crds.base import ApiModel, Name, Rule, Uri, list_splits, rules, value_or_empty
 from finetune_crds.env import LocalReference
 
 CatalogType = Literal["UnityCatalog", "Databricks", "Hive"]
@@ -98,17 +98,12 @@ class Catalog(ApiModel):
         return self.type != "Hive"
 
 
-def _table(source: str) -> str:
-    """Return the CEL expression of a source's table; an empty text if it has none."""
-    return f"has({source}.table) ? {source}.table : ''"
-
-
 # CEL on Data with a preparation and a source: the tables of its sources, its feedback and its evaluation sets. A source without a
 # table has an empty text.
 _TABLES = (
-    f"([{_table('self.source')}, has(self.source.feedback) && {_table('self.source.feedback')}] + "
-    f"(has(self.source.sources) ? self.source.sources.map(part, {_table('part')}) : []) + "
-    f"(has(self.prepare.decontaminate) ? self.prepare.decontaminate.sources.map(part, {_table('part')}) : []))"
+    f"([{value_or_empty('self.source.table')}, has(self.source.feedback) && {value_or_empty('self.source.feedback.table')}] + "
+    f"(has(self.source.sources) ? self.source.sources.map(part, {value_or_empty('part.table')}) : []) + "
+    f"(has(self.prepare.decontaminate) ? self.prepare.decontaminate.sources.map(part, {value_or_empty('part.table')}) : []))"
 )
 # CEL: a rule that begins with this holds for data without a catalog or without a source.
 _NO_CATALOG_OR = "!has(self.prepare) || !has(self.prepare.catalog) || !has(self.source) || "
@@ -129,10 +124,7 @@ DATA_RULES = (
 
 
 # CEL on Prepare with splitTables: the names of the tables; an empty text for a split without a table.
-_SPLIT_TABLES = (
-    "[self.splitTables.train, has(self.splitTables.validation) ? self.splitTables.validation : '', "
-    "has(self.splitTables.test) ? self.splitTables.test : '']"
-)
+_SPLIT_TABLES = list_splits("self.splitTables")
 
 
 PREPARE_RULES = (

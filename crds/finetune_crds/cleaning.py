@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
-from finetune_crds.base import LIST_TYPE_SET, ApiModel, Name, Rule, list_type_map, rules
+from finetune_crds.base import LIST_TYPE_SET, ApiModel, Name, Rule, list_type_map, rules, value_or_empty
 from finetune_crds.source import NamedSource, SourceName
 
 # NB: the result of the prep pod has the name and the version of each set, and must fit into a termination message.
@@ -99,8 +99,8 @@ PREPARE_RULES = (
 def _identify_rows(source: str) -> str:
     """Return the CEL expression of a text that is equal for sources with the same rows, in any version."""
     return (
-        f"(has({source}.path) ? {source}.path : has({source}.table) ? {source}.table : (has({source}.dataset) ? {source}.dataset : '') "
-        f"+ ' ' + (has({source}.config) ? {source}.config : '') + ' ' + (has({source}.split) ? {source}.split : ''))"
+        f"(has({source}.path) ? {source}.path : has({source}.table) ? {source}.table : ({value_or_empty(f'{source}.dataset')}) "
+        f"+ ' ' + ({value_or_empty(f'{source}.config')}) + ' ' + ({value_or_empty(f'{source}.split')}))"
     )
 
 

@@ -15,7 +15,9 @@ from finetune_crds.base import (
     Rule,
     Uri,
     join_names,
+    list_splits,
     rules,
+    value_or_empty,
 )
 from finetune_crds.databricks import IN_WORKSPACE
 from finetune_crds.prepare import Prepare
@@ -60,9 +62,8 @@ _HAS_EXCHANGE_COLUMNS = " && ".join(
 
 # CEL on Data with a source: the paths of its sources and its feedback; a source without a path has an empty text.
 _SOURCE_PATHS = (
-    "[has(self.source.path) ? self.source.path : '', "
-    "has(self.source.feedback) && has(self.source.feedback.path) ? self.source.feedback.path : ''] + "
-    "(has(self.source.sources) ? self.source.sources.map(part, has(part.path) ? part.path : '') : [])"
+    f"[{value_or_empty('self.source.path')}, has(self.source.feedback) && {value_or_empty('self.source.feedback.path')}] + "
+    f"(has(self.source.sources) ? self.source.sources.map(part, {value_or_empty('part.path')}) : [])"
 )
 
 
@@ -164,7 +165,7 @@ _NAMES_TABLE = "matches('^[^.@/ ]+[.][^.@/ ]+[.][^.@/ ]+(@v[0-9]{1,18})?$')"
 
 
 # CEL on Splits: the addresses of the splits, with an empty text for a split that is not set.
-_SPLITS = "[has(self.train) ? self.train : '', has(self.validation) ? self.validation : '', has(self.test) ? self.test : '']"
+_SPLITS = list_splits("self")
 
 
 class Splits(ApiModel):

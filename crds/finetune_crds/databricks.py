@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
-from finetune_crds.base import ApiModel, EnvMap, Name, NonNegative, Rule, rules
+from finetune_crds.base import ApiModel, EnvMap, Name, NonNegative, Rule, rules, value_or_empty
 from finetune_crds.env import LocalReference
 
 SECRET_KEYS = ("DATABRICKS_HOST", "DATABRICKS_TOKEN", "DATABRICKS_CLIENT_ID", "DATABRICKS_CLIENT_SECRET")
@@ -37,9 +37,8 @@ ON_DATABRICKS = (
 
 LOGIN_RULE = Rule(
     "(!has(self.data) || !has(self.data.splits) || self.data.splits.type != 'Tables') && "
-    "[has(self.output) ? self.output.uri : '', has(self.checkpoint) && has(self.checkpoint.uri) ? self.checkpoint.uri : '', "
-    "has(self.checkpoint) && has(self.checkpoint.resumeFrom) && has(self.checkpoint.resumeFrom.uri) ? self.checkpoint.resumeFrom.uri "
-    f": ''].all(uri, !uri.startsWith('/Volumes/')) || {ON_DATABRICKS}",
+    f"[has(self.output) ? self.output.uri : '', has(self.checkpoint) && {value_or_empty('self.checkpoint.uri')}, "
+    f"has(self.checkpoint) && has(self.checkpoint.resumeFrom) && {value_or_empty('self.checkpoint.resumeFrom.uri')}].all(uri, !uri.startsWith('/Volumes/')) || {ON_DATABRICKS}",
     "data.splits.type Tables, and a folder in /Volumes as output.uri, checkpoint.uri or checkpoint.resumeFrom.uri, require the Databricks "
     "login of spec.tracking: set tracking.uri to databricks, or use object storage",
 )
