@@ -98,13 +98,19 @@ async def test_tags_that_are_missing_after_the_move_are_written_by_a_later_pass(
     assert simulation.status().journal is None
 
 
-async def test_tags_that_the_registry_refuses_block_no_rollback_and_are_reported() -> None:
+async def promote_with_refused_tags() -> World:
+    """A promotion whose alias has moved, and whose version the registry does not let it tag."""
     simulation = world()
     simulation.registry.aliases |= {"staging": "2", "champion": "1"}
     simulation.registry.tag_refusal = Problem(ConditionReason.MLFLOW_FORBIDDEN, "HTTP 403")
     for _ in range(6):
         simulation.seconds += 60
         await simulation.operator.look("champion")
+    return simulation
+
+
+async def test_tags_that_the_registry_refuses_block_no_rollback_and_are_reported() -> None:
+    simulation = await promote_with_refused_tags()
     assert (simulation.phase_and_reason(), simulation.registry.aliases["champion"]) == (
         "Promoted: Promoted",
         "2",
@@ -125,12 +131,7 @@ async def test_tags_that_the_registry_refuses_block_no_rollback_and_are_reported
 
 
 async def test_tags_that_the_registry_refuses_block_no_finalizer() -> None:
-    simulation = world()
-    simulation.registry.aliases |= {"staging": "2", "champion": "1"}
-    simulation.registry.tag_refusal = Problem(ConditionReason.MLFLOW_FORBIDDEN, "HTTP 403")
-    for _ in range(6):
-        simulation.seconds += 60
-        await simulation.operator.look("champion")
+    simulation = await promote_with_refused_tags()
     simulation.edit(onDelete="RemoveAlias")
     waits = set()
     for _ in range(4):

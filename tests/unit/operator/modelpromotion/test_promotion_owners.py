@@ -88,6 +88,16 @@ async def look(world: World, passes: int = 1, seconds: float = SETTLE_SECONDS) -
         await world.operator.look("champion")
 
 
+async def begin_move(registry: Tagged) -> World:
+    """An installation that owns the alias, and whose journal has a move to version 3."""
+    one = installation(registry, "one")
+    await look(one, 6)
+    one.edit(source=version("3"))
+    await look(one)
+    assert one.status().move
+    return one
+
+
 async def test_the_second_installation_is_a_conflict_with_the_owners_name() -> None:
     registry = new_registry()
     one, other = installation(registry, "one"), installation(registry, "other", source=version("2"))
@@ -146,11 +156,7 @@ async def test_the_first_move_waits_until_the_tag_is_settled() -> None:
 
 async def test_an_owner_that_lost_the_alias_between_its_decision_and_its_write_moves_nothing() -> None:
     registry = new_registry()
-    one = installation(registry, "one")
-    await look(one, 6)
-    one.edit(source=version("3"))
-    await look(one)
-    assert one.status().move
+    one = await begin_move(registry)
 
     def take() -> None:
         # In the pass that moves the alias, after the model was read once.
@@ -369,11 +375,7 @@ async def test_a_foreign_tag_for_one_pass_does_not_hide_drift(
 
 async def test_a_move_that_took_effect_before_a_foreign_tag_is_no_drift() -> None:
     registry = new_registry()
-    one = installation(registry, "one")
-    await look(one, 6)
-    one.edit(source=version("3"))
-    await look(one)
-    assert one.status().move
+    one = await begin_move(registry)
     registry.aliases["champion"] = "3"
     registry.tags[TAG] = record()
     await look(one, 2)
