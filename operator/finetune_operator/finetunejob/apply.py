@@ -24,7 +24,7 @@ from finetune_operator.controller.store import CHILDREN, Store
 from finetune_operator.errors import ExternalError, Problem
 from finetune_operator.finetunejob.background_writes import BackgroundWrites
 from finetune_operator.finetunejob.children import is_child
-from finetune_operator.finetunejob.model import (
+from finetune_operator.finetunejob.decision import (
     Action,
     ActionResult,
     CancelRun,
@@ -32,7 +32,6 @@ from finetune_operator.finetunejob.model import (
     Decision,
     Deletion,
     EnsureRun,
-    FineTuneJob,
     FinishRun,
     LogMetrics,
     MlflowAction,
@@ -41,6 +40,7 @@ from finetune_operator.finetunejob.model import (
     SubmitRun,
     TagVersion,
 )
+from finetune_operator.finetunejob.model import FineTuneJob
 from finetune_operator.finetunejob.observe.databricks_preparations import PreparationReader
 from finetune_operator.finetunejob.observe.namespaces import NamespaceReader
 from finetune_operator.finetunejob.observe.observer import FineTuneJobObserver

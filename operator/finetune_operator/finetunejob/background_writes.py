@@ -10,7 +10,8 @@ import asyncio
 from collections.abc import Callable, Coroutine, Hashable
 from dataclasses import dataclass, field
 
-from finetune_operator.finetunejob.model import Action, ActionResult, EnsureRun, FineTuneJob
+from finetune_operator.finetunejob.decision import Action, ActionResult, EnsureRun
+from finetune_operator.finetunejob.model import FineTuneJob
 from finetune_operator.finetunejob.observe.background_reads import ReadPace
 from finetune_operator.finetunejob.observe.request_limits import RequestLimits
 from finetune_operator.settings import Settings

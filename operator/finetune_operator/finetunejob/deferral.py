@@ -18,7 +18,7 @@ from collections.abc import Iterable
 
 from finetune_crds.conditions import ConditionType
 from finetune_crds.status import FineTuneJobStatus
-from finetune_operator.finetunejob.model import ActionResult, Decision, EnsureRun
+from finetune_operator.finetunejob.decision import ActionResult, Decision, EnsureRun
 
 _MAX_WAIT_FOR_RUN_SECONDS = 5.0
 _MAX_WAIT_FOR_PODS_SECONDS = 1.0

@@ -20,7 +20,8 @@ from finetune_operator.finetunejob.apply import Applied, FineTuneJobApplier, Nam
 from finetune_operator.finetunejob.decide import decide, decide_deletion
 from finetune_operator.finetunejob.decide.action_results import record_results
 from finetune_operator.finetunejob.decide.ready import summarize_status
-from finetune_operator.finetunejob.model import FINISHED_PHASES, CancelRun, Decision, FineTuneJob, Observed
+from finetune_operator.finetunejob.decision import CancelRun, Decision
+from finetune_operator.finetunejob.model import FINISHED_PHASES, FineTuneJob, Observed
 from finetune_operator.finetunejob.observe.observer import FineTuneJobObserver, read_finetunejob
 from finetune_operator.finetunejob.observe.suggestions import suggest_values
 from finetune_operator.finetunejob.preparation import backends

@@ -25,8 +25,9 @@ from finetune_operator.finetunejob.decide import (
     usage,
     version,
 )
+from finetune_operator.finetunejob.decision import Decision
 from finetune_operator.finetunejob.draft.draft import Draft
-from finetune_operator.finetunejob.model import Decision, FineTuneJob, Observed
+from finetune_operator.finetunejob.model import FineTuneJob, Observed
 from finetune_operator.finetunejob.preparation import backends, prepare
 from finetune_operator.policy.result import run_policies
 from finetune_operator.settings import Settings

@@ -7,7 +7,8 @@ from datetime import datetime
 
 from finetune_operator.finetunejob.decide.created_run import record_run
 from finetune_operator.finetunejob.decide.failed_action import record_failed_action
-from finetune_operator.finetunejob.model import ActionResult, DatabricksAction, Decision, FineTuneJob
+from finetune_operator.finetunejob.decision import ActionResult, DatabricksAction, Decision
+from finetune_operator.finetunejob.model import FineTuneJob
 from finetune_operator.finetunejob.preparation import backends
 from finetune_operator.settings import Settings
 

@@ -12,7 +12,8 @@ from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.status import MlflowStatus
 from finetune_operator.finetunejob.decide import links
 from finetune_operator.finetunejob.decide.ready import summarize_status
-from finetune_operator.finetunejob.model import Decision, FineTuneJob
+from finetune_operator.finetunejob.decision import Decision
+from finetune_operator.finetunejob.model import FineTuneJob
 from finetune_operator.mlflow.model import Run
 from finetune_operator.policy.status import with_condition
 from finetune_operator.settings import Settings

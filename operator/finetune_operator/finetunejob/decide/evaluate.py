@@ -13,10 +13,11 @@ from finetune_operator.finetunejob.children import is_suspended
 from finetune_operator.finetunejob.decide import evaluation_result
 from finetune_operator.finetunejob.decide.evaluation_result import InvalidMetricsError
 from finetune_operator.finetunejob.decide.version import wait_for_lost_version
+from finetune_operator.finetunejob.decision import LogMetrics, TagVersion
 from finetune_operator.finetunejob.draft import mistakes
 from finetune_operator.finetunejob.draft.companions import restore_companions
 from finetune_operator.finetunejob.draft.draft import Draft
-from finetune_operator.finetunejob.model import LogMetrics, Mlflow, TagVersion
+from finetune_operator.finetunejob.model import Mlflow
 from finetune_operator.finetunejob.pods import (
     evaluation_pod,
     health,

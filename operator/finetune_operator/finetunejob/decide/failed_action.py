@@ -8,18 +8,18 @@ from datetime import datetime
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_operator.errors import Problem
 from finetune_operator.finetunejob.decide.ready import summarize_status
-from finetune_operator.finetunejob.model import (
+from finetune_operator.finetunejob.decision import (
     Action,
     CancelRun,
     Decision,
     EnsureRun,
-    FineTuneJob,
     FinishRun,
     LogMetrics,
     SetAlias,
     SubmitRun,
     TagVersion,
 )
+from finetune_operator.finetunejob.model import FineTuneJob
 from finetune_operator.finetunejob.preparation import backends
 from finetune_operator.policy.status import with_condition
 

@@ -6,8 +6,9 @@ from datetime import timedelta
 
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_operator.batch.state import has_ended
+from finetune_operator.finetunejob.decision import FinishRun
 from finetune_operator.finetunejob.draft.draft import Draft
-from finetune_operator.finetunejob.model import FinishRun, find_run_status, has_open_run
+from finetune_operator.finetunejob.model import find_run_status, has_open_run
 from finetune_operator.finetunejob.preparation import backends
 from finetune_operator.policy.result import Continue, Outcome, Stop
 

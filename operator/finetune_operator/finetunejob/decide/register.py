@@ -9,8 +9,8 @@ from collections.abc import Mapping
 
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.tracking import Register
+from finetune_operator.finetunejob.decision import SetAlias
 from finetune_operator.finetunejob.draft.draft import Draft
-from finetune_operator.finetunejob.model import SetAlias
 from finetune_operator.policy.result import Continue, Outcome, Stop
 from finetune_operator.registry.base import RegisteredVersion
 

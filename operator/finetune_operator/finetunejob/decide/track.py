@@ -10,8 +10,9 @@ from finetune_crds.status import MlflowStatus
 from finetune_operator import names
 from finetune_operator.finetunejob.children import classify_children
 from finetune_operator.finetunejob.decide import checkout, links, progress
+from finetune_operator.finetunejob.decision import EnsureRun
 from finetune_operator.finetunejob.draft.draft import Draft
-from finetune_operator.finetunejob.model import EnsureRun, Mlflow
+from finetune_operator.finetunejob.model import Mlflow
 from finetune_operator.finetunejob.references import is_unpinned
 from finetune_operator.mlflow.model import Run
 from finetune_operator.policy.result import Continue, Outcome

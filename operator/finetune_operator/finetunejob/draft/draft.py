@@ -10,15 +10,8 @@ from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.finetunejob import FineTuneJobSpec
 from finetune_crds.status import FineTuneJobStatus
 from finetune_operator.batch.state import has_ended, is_being_deleted
-from finetune_operator.finetunejob.model import (
-    Action,
-    Decision,
-    Deletion,
-    FineTuneJob,
-    Observed,
-    SpecChange,
-    TakeLease,
-)
+from finetune_operator.finetunejob.decision import Action, Decision, Deletion, SpecChange, TakeLease
+from finetune_operator.finetunejob.model import FineTuneJob, Observed
 from finetune_operator.policy.status import StatusBuilder
 from finetune_operator.settings import Settings
 

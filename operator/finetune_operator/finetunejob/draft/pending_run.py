@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from finetune_crds.conditions import ConditionReason, ConditionType
+from finetune_operator.finetunejob.decision import EnsureRun
 from finetune_operator.finetunejob.draft.draft import Draft
-from finetune_operator.finetunejob.model import EnsureRun
 
 _RUN_PENDING = "preparation starts when the MLflow run exists"
 _UNREAD = "preparation waits for an answer of MLflow"

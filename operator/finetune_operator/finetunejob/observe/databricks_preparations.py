@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 from finetune_operator import secrets
 from finetune_operator.errors import ExternalError
-from finetune_operator.finetunejob.model import CancelRun, FineTuneJob, Preparation, SubmitRun
+from finetune_operator.finetunejob.decision import CancelRun, SubmitRun
+from finetune_operator.finetunejob.model import FineTuneJob, Preparation
 from finetune_operator.finetunejob.observe.background_reads import BackgroundReads, MaxAge, ReadPace
 from finetune_operator.finetunejob.preparation import databricks, databricks_submission
 from finetune_operator.kube import Kube

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from finetune_crds.base import Json
 from finetune_operator.controller.store import Store
 from finetune_operator.finetunejob.children import is_child
-from finetune_operator.finetunejob.model import FineTuneJob, PreparationLease, TakeLease
+from finetune_operator.finetunejob.decision import TakeLease
+from finetune_operator.finetunejob.model import FineTuneJob, PreparationLease
 from finetune_operator.finetunejob.preparation import backends, preparation_lease
 from finetune_operator.kube import Kube, KubeError
 from finetune_operator.owners import find_owner

@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 from finetune_operator.controller.store import Store
 from finetune_operator.errors import ExternalError
-from finetune_operator.finetunejob.model import ActionResult, EnsureRun, FineTuneJob
+from finetune_operator.finetunejob.decision import ActionResult, EnsureRun
+from finetune_operator.finetunejob.model import FineTuneJob
 from finetune_operator.finetunejob.observe.run_poller import RunPoller
 from finetune_operator.mlflow.model import Run
 from finetune_operator.mlflow.runs import Server

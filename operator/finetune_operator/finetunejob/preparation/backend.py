@@ -16,8 +16,9 @@ from finetune_crds.conditions import ConditionReason
 from finetune_crds.finetunejob import FineTuneJobSpec
 from finetune_crds.status import FineTuneJobStatus
 from finetune_operator.errors import Problem
+from finetune_operator.finetunejob.decision import Decision
 from finetune_operator.finetunejob.draft.draft import Draft
-from finetune_operator.finetunejob.model import Decision, FineTuneJob, Observed
+from finetune_operator.finetunejob.model import FineTuneJob, Observed
 from finetune_operator.policy.result import Outcome
 from finetune_operator.settings import Settings
 

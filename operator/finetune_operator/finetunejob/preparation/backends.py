@@ -10,8 +10,9 @@ from finetune_crds.finetunejob import FineTuneJobSpec
 from finetune_crds.status import FineTuneJobStatus
 from finetune_operator import names
 from finetune_operator.errors import Problem
+from finetune_operator.finetunejob.decision import Decision
 from finetune_operator.finetunejob.draft.draft import Draft
-from finetune_operator.finetunejob.model import Decision, FineTuneJob, Observed
+from finetune_operator.finetunejob.model import FineTuneJob, Observed
 from finetune_operator.finetunejob.preparation.backend import Backend, CustomKind
 from finetune_operator.finetunejob.preparation.databricks import DatabricksBackend
 from finetune_operator.finetunejob.preparation.prep_job import JobBackend

@@ -18,9 +18,10 @@ from finetune_operator import names
 from finetune_operator.databricks import secret_scopes
 from finetune_operator.databricks.model import ENDED, Run
 from finetune_operator.errors import Problem
+from finetune_operator.finetunejob.decision import CancelRun, Decision, SubmitRun
 from finetune_operator.finetunejob.draft import mistakes, pending_run
 from finetune_operator.finetunejob.draft.draft import Draft
-from finetune_operator.finetunejob.model import CancelRun, Decision, FineTuneJob, Observed, SubmitRun
+from finetune_operator.finetunejob.model import FineTuneJob, Observed
 from finetune_operator.finetunejob.pods import pod_state
 from finetune_operator.finetunejob.preparation import databricks_submission as submissions
 from finetune_operator.finetunejob.preparation import preparation_lease, result

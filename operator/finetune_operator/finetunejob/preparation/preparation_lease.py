@@ -15,9 +15,10 @@ from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.preparation import digest_of, settings_digest
 from finetune_operator import names
 from finetune_operator.batch.state import is_being_deleted
+from finetune_operator.finetunejob.decision import TakeLease
 from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.finetunejob.draft.wait import Wait, wait
-from finetune_operator.finetunejob.model import FineTuneJob, TakeLease
+from finetune_operator.finetunejob.model import FineTuneJob
 from finetune_operator.finetunejob.pods import template
 from finetune_operator.owners import find_owner
 

@@ -12,14 +12,8 @@ import pytest
 from finetune_crds.conditions import ConditionReason
 from finetune_operator.errors import ExternalError, Problem
 from finetune_operator.finetunejob.background_writes import BackgroundWrites
-from finetune_operator.finetunejob.model import (
-    Action,
-    ActionResult,
-    CancelRun,
-    EnsureRun,
-    FineTuneJob,
-    FinishRun,
-)
+from finetune_operator.finetunejob.decision import Action, ActionResult, CancelRun, EnsureRun, FinishRun
+from finetune_operator.finetunejob.model import FineTuneJob
 from finetune_operator.finetunejob.observe.background_reads import ReadPace
 from finetune_operator.finetunejob.observe.request_limits import RequestLimits
 from finetune_operator.mlflow.model import Run

@@ -9,8 +9,8 @@ import pytest
 from finetune_crds.base import Json
 from finetune_crds.conditions import Condition, ConditionReason, ConditionType
 from finetune_crds.status import FineTuneJobStatus, JobUids, MlflowStatus, Nodes
+from finetune_operator.finetunejob.decision import ActionResult, Decision, EnsureRun
 from finetune_operator.finetunejob.deferral import find_delay
-from finetune_operator.finetunejob.model import ActionResult, Decision, EnsureRun
 from fixtures.operator_in_memory.decisions import ACCEPTED, NOW, PREPARED, TRAINED, condition, status
 
 JOB: Json = {"kind": "Job", "metadata": {"name": "tune-train-1"}}

@@ -13,7 +13,7 @@ from finetune_crds.status import SplitCounts
 from finetune_operator.batch.state import has_ended
 from finetune_operator.controller.store import KINDS
 from finetune_operator.finetunejob import apply
-from finetune_operator.finetunejob.model import ActionResult, EnsureRun, SetAlias
+from finetune_operator.finetunejob.decision import ActionResult, EnsureRun, SetAlias
 from finetune_operator.finetunejob.observe.run_creator import RunCreator
 from finetune_operator.kube import KubeError
 from finetune_operator.mlflow.model import Run

@@ -20,16 +20,16 @@ from finetune_operator.errors import ExternalError, Problem
 from finetune_operator.finetunejob import reconcile as module
 from finetune_operator.finetunejob.apply import FineTuneJobApplier, NameTaken
 from finetune_operator.finetunejob.decide.failed_action import record_failed_action
-from finetune_operator.finetunejob.model import (
+from finetune_operator.finetunejob.decision import (
     Action,
     Decision,
     EnsureRun,
     FinishRun,
     LogMetrics,
-    Mlflow,
     SetAlias,
     TagVersion,
 )
+from finetune_operator.finetunejob.model import Mlflow
 from finetune_operator.finetunejob.observe.observer import read_finetunejob
 from finetune_operator.finetunejob.observe.run_poller import RunPoller
 from finetune_operator.finetunejob.preparation import preparation_lease

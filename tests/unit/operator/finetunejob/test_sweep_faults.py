@@ -14,7 +14,8 @@ import pytest
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_operator.controller.store import KINDS
 from finetune_operator.finetunejob import reconcile
-from finetune_operator.finetunejob.model import FINISHED_PHASES, ActionResult, EnsureRun
+from finetune_operator.finetunejob.decision import ActionResult, EnsureRun
+from finetune_operator.finetunejob.model import FINISHED_PHASES
 from finetune_operator.finetunejob.observe.run_creator import RunCreator
 from finetune_operator.finetunejob.sweep import sampler
 from finetune_operator.kube import KubeError

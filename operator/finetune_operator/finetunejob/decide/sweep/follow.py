@@ -8,8 +8,9 @@ from finetune_crds.base import join_names
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_operator.batch.state import is_being_deleted
 from finetune_operator.finetunejob.decide.ready import OBSTACLES
+from finetune_operator.finetunejob.decision import SpecChange
 from finetune_operator.finetunejob.draft.draft import Draft
-from finetune_operator.finetunejob.model import FINISHED_PHASES, SpecChange
+from finetune_operator.finetunejob.model import FINISHED_PHASES
 from finetune_operator.finetunejob.sweep import objects, trial_state
 from finetune_operator.policy.result import Continue, Outcome, Stop
 

@@ -12,7 +12,7 @@ from finetune_crds.conditions import SUMMARY, ConditionReason, ConditionType
 from finetune_crds.status import FineTuneJobStatus
 from finetune_operator.defaults import Defaults
 from finetune_operator.finetunejob.decide.accept import unsupported_fields
-from finetune_operator.finetunejob.model import Decision
+from finetune_operator.finetunejob.decision import Decision
 from finetune_operator.settings import Settings
 from fixtures.operator_in_memory.decisions import (
     NO_MLFLOW,

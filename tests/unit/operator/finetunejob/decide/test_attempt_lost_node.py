@@ -5,7 +5,7 @@ from __future__ import annotations
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.contract import PodError, TerminationMessage
 from finetune_crds.status import JobUids, LastFailure
-from finetune_operator.finetunejob.model import Deletion
+from finetune_operator.finetunejob.decision import Deletion
 from fixtures.operator_in_memory.decisions import (
     LEFT,
     NOW,

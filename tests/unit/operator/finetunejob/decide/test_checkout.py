@@ -9,7 +9,8 @@ import pytest
 from finetune_crds.code import CodeStatus
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_operator.errors import Problem
-from finetune_operator.finetunejob.model import EnsureRun, FineTuneJob, Mlflow, ResolvedRevision
+from finetune_operator.finetunejob.decision import EnsureRun
+from finetune_operator.finetunejob.model import FineTuneJob, Mlflow, ResolvedRevision
 from fixtures.operator_in_memory.decisions import (
     ACCEPTED,
     ADMITTED,

@@ -11,7 +11,8 @@ from finetune_crds.base import API_VERSION
 from finetune_crds.conditions import Condition, ConditionReason, ConditionType
 from finetune_crds.status import FineTuneJobStatus
 from finetune_operator.defaults import Defaults
-from finetune_operator.finetunejob.model import Decision, DryRunAnswer, FineTuneJob
+from finetune_operator.finetunejob.decision import Decision
+from finetune_operator.finetunejob.model import DryRunAnswer, FineTuneJob
 from fixtures.operator_in_memory.decisions import (
     ACCEPTED,
     ADMITTED,

@@ -13,15 +13,8 @@ from finetune_crds.evaluation import EvaluatedMetric, EvaluationResult, Evaluati
 from finetune_crds.status import FineTuneJobStatus, MlflowStatus, ModelStatus
 from finetune_operator import names
 from finetune_operator.errors import Problem
-from finetune_operator.finetunejob.model import (
-    Decision,
-    Deletion,
-    LogMetrics,
-    Mlflow,
-    QueueState,
-    SetAlias,
-    TagVersion,
-)
+from finetune_operator.finetunejob.decision import Decision, Deletion, LogMetrics, SetAlias, TagVersion
+from finetune_operator.finetunejob.model import Mlflow, QueueState
 from finetune_operator.registry.base import RegisteredVersion
 from fixtures.operator_in_memory.decisions import (
     ACCEPTED,

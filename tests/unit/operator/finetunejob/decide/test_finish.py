@@ -10,7 +10,8 @@ import pytest
 from finetune_crds.conditions import SUMMARY, Condition, ConditionReason, ConditionType
 from finetune_crds.status import DataStatus, FineTuneJobStatus, MlflowStatus
 from finetune_operator.errors import Problem
-from finetune_operator.finetunejob.model import FinishRun, Mlflow, Observed
+from finetune_operator.finetunejob.decision import FinishRun
+from finetune_operator.finetunejob.model import Mlflow, Observed
 from fixtures.operator_in_memory.decisions import (
     ACCEPTED,
     FAILED,

@@ -10,7 +10,8 @@ from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.status import CheckpointStatus, FineTuneJobStatus, MlflowStatus, ModelStatus
 from finetune_operator.errors import Problem
-from finetune_operator.finetunejob.model import FinishRun, Mlflow, SetAlias
+from finetune_operator.finetunejob.decision import FinishRun, SetAlias
+from finetune_operator.finetunejob.model import Mlflow
 from finetune_operator.registry.base import RegisteredVersion
 from fixtures.operator_in_memory.decisions import (
     ACCEPTED,

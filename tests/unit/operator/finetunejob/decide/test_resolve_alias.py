@@ -11,7 +11,8 @@ import yaml
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.status import FineTuneJobStatus, Pinned
 from finetune_operator.errors import Problem
-from finetune_operator.finetunejob.model import AliasVersion, Decision, FineTuneJob, Mlflow
+from finetune_operator.finetunejob.decision import Decision
+from finetune_operator.finetunejob.model import AliasVersion, FineTuneJob, Mlflow
 from finetune_operator.finetunejob.resolve import pinned
 from fixtures.operator_in_memory.decisions import (
     ACCEPTED,

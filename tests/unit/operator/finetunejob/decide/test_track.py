@@ -11,7 +11,8 @@ from finetune_crds.base import Json
 from finetune_crds.conditions import Condition, ConditionReason, ConditionType
 from finetune_crds.status import MlflowStatus, Progress
 from finetune_operator.finetunejob.decide.created_run import record_run
-from finetune_operator.finetunejob.model import EnsureRun, Mlflow
+from finetune_operator.finetunejob.decision import EnsureRun
+from finetune_operator.finetunejob.model import Mlflow
 from finetune_operator.mlflow.model import Run
 from fixtures.operator_in_memory.decisions import (
     ADMITTED,

@@ -7,8 +7,8 @@ import pytest
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.status import Progress
 from finetune_operator.batch.state import has_ended
+from finetune_operator.finetunejob.decision import Deletion
 from finetune_operator.finetunejob.draft.draft import Draft
-from finetune_operator.finetunejob.model import Deletion
 from fixtures.operator_in_memory.decisions import (
     NOW,
     SETTINGS,

@@ -9,7 +9,8 @@ import pytest
 
 from finetune_crds.base import API_VERSION
 from finetune_operator.controller.store import Store
-from finetune_operator.finetunejob.model import FineTuneJob, PreparationLease, TakeLease
+from finetune_operator.finetunejob.decision import TakeLease
+from finetune_operator.finetunejob.model import FineTuneJob, PreparationLease
 from finetune_operator.finetunejob.observe.preparation_leases import PreparationLeases
 from finetune_operator.finetunejob.preparation import preparation_lease
 from finetune_operator.kube import KubeError

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from finetune_operator.controller.store import Store
-from finetune_operator.finetunejob.model import ActionResult, EnsureRun, FineTuneJob
+from finetune_operator.finetunejob.decision import ActionResult, EnsureRun
+from finetune_operator.finetunejob.model import FineTuneJob
 from finetune_operator.finetunejob.observe.run_creator import RunCreator
 from finetune_operator.finetunejob.observe.run_poller import RunPoller
 from finetune_operator.mlflow.model import Run

@@ -18,15 +18,8 @@ from finetune_operator.databricks.model import Run
 from finetune_operator.errors import Problem
 from finetune_operator.finetunejob.decide import decide_deletion
 from finetune_operator.finetunejob.decide.failed_action import record_failed_action
-from finetune_operator.finetunejob.model import (
-    CancelRun,
-    Decision,
-    FineTuneJob,
-    Mlflow,
-    Observed,
-    Preparation,
-    SubmitRun,
-)
+from finetune_operator.finetunejob.decision import CancelRun, Decision, SubmitRun
+from finetune_operator.finetunejob.model import FineTuneJob, Mlflow, Observed, Preparation
 from finetune_operator.finetunejob.preparation import databricks, databricks_submission
 from finetune_operator.mlflow.model import Run as MlflowRun
 from finetune_operator.settings import Settings

@@ -11,7 +11,8 @@ from finetune_crds.base import API_VERSION
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.status_parts import DatabricksRunStatus, SparkApplicationStatus
 from finetune_operator import names
-from finetune_operator.finetunejob.model import CustomChildren, FineTuneJob, PreparationLease, TakeLease
+from finetune_operator.finetunejob.decision import TakeLease
+from finetune_operator.finetunejob.model import CustomChildren, FineTuneJob, PreparationLease
 from finetune_operator.finetunejob.preparation import backends, preparation_lease
 from fixtures.operator_in_memory.decisions import (
     ACCEPTED,

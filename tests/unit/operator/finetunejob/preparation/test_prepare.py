@@ -16,7 +16,8 @@ from finetune_crds.status import DataStatus, SplitCounts
 from finetune_crds.status_parts import MAX_DROPPED, Dropped, EvaluationSet, Redacted
 from finetune_operator import names
 from finetune_operator.errors import Problem
-from finetune_operator.finetunejob.model import Deletion, Mlflow
+from finetune_operator.finetunejob.decision import Deletion
+from finetune_operator.finetunejob.model import Mlflow
 from fixtures.operator_in_memory.decisions import (
     ADMITTED,
     LEFT,

@@ -12,13 +12,8 @@ from finetune_crds.status import FineTuneJobStatus, SplitCounts
 from finetune_crds.status_parts import SparkApplicationStatus
 from finetune_operator import names
 from finetune_operator.errors import Problem
-from finetune_operator.finetunejob.model import (
-    CustomChildren,
-    Decision,
-    FineTuneJob,
-    Observed,
-    PreparationLease,
-)
+from finetune_operator.finetunejob.decision import Decision
+from finetune_operator.finetunejob.model import CustomChildren, FineTuneJob, Observed, PreparationLease
 from finetune_operator.finetunejob.preparation import backends
 from fixtures.operator_in_memory.decisions import (
     ACCEPTED,

@@ -6,7 +6,8 @@ from typing import Any
 
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.sweep import SweepStatus, Trial
-from finetune_operator.finetunejob.model import Decision, FineTuneJob, Observed
+from finetune_operator.finetunejob.decision import Decision
+from finetune_operator.finetunejob.model import FineTuneJob, Observed
 from finetune_operator.finetunejob.sweep import objects, values
 from fixtures.operator_in_memory.decisions import ACCEPTED, conclude, ftj, later, status
 

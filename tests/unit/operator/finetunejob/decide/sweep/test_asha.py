@@ -13,7 +13,8 @@ import pytest
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.sweep import SweepStatus, Trial
 from finetune_operator.finetunejob.decide import accept
-from finetune_operator.finetunejob.model import Decision, FineTuneJob, Observed
+from finetune_operator.finetunejob.decision import Decision
+from finetune_operator.finetunejob.model import FineTuneJob, Observed
 from finetune_operator.settings import Settings
 from fixtures.operator_in_memory.decisions import NO_MLFLOW, SETTINGS, applied, conclude, said
 from unit.operator.finetunejob.decide.sweep.children import sweep_job

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from finetune_crds.conditions import ConditionReason, ConditionType
-from finetune_operator.finetunejob.model import Decision
+from finetune_operator.finetunejob.decision import Decision
 from fixtures.operator_in_memory.decisions import (
     FAILED,
     NOW,
