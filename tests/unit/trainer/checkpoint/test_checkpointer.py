@@ -14,31 +14,17 @@ import pytest
 import torch
 from torch import nn
 
-from finetune_trainer.pod.exit_status import PodFailure
 from finetune_trainer.storage import filesystems
 from finetune_trainer.train.checkpoint.folder import MARKER, CheckpointFolder, Save
 from finetune_trainer.train.model.optimizer.compact_adamw import CompactAdamW
 from finetune_trainer.train.runtime.distributed import World
-from support import networks
 from support.checkpoints import RATE, Run, compact, same, save_of
-
-
-@pytest.fixture
-def world() -> Iterator[World]:
-    """A gang of one, in this process."""
-    with networks.alone() as lone_world:
-        yield lone_world
+from support.pod_failures import refusal
 
 
 @pytest.fixture
 def run(tmp_path: Path, world: World) -> Run:
     return Run(tmp_path, world)
-
-
-def refusal(call: Callable[[], object]) -> tuple[int, str, str]:
-    with pytest.raises(PodFailure) as caught:
-        call()
-    return caught.value.exit_code, caught.value.reason, caught.value.message
 
 
 def folders(run: Run) -> list[int]:

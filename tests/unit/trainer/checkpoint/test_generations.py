@@ -12,24 +12,16 @@ from finetune_trainer.pod.exit_status import SupersededError
 from finetune_trainer.train.checkpoint.checkpointer import Checkpointer
 from finetune_trainer.train.checkpoint.claim import MANIFEST, Claim
 from finetune_trainer.train.checkpoint.folder import CheckpointFolder
-from support import networks
 from support.checkpoints import Run, same, save_of
 from support.waiting import wait_for
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
     import torch
 
     from finetune_trainer.train.runtime.distributed import World
-
-
-@pytest.fixture
-def world() -> Iterator[World]:
-    """A gang of one, in this process."""
-    with networks.alone() as lone_world:
-        yield lone_world
 
 
 # A new attempt, or the pods of the same Job after Kueue has admitted it again.

@@ -14,19 +14,12 @@ from finetune_trainer.train.data.feed import Examples
 from support import networks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from finetune_trainer.train.data.dataset import Split
     from finetune_trainer.train.runtime.distributed import World
 
 REFERENCE = np.array([[-1.5, -2.25], [-3.0, -1243.776]], np.float32)
-
-
-@pytest.fixture
-def world() -> Iterator[World]:
-    with networks.alone() as lone_world:
-        yield lone_world
 
 
 @pytest.fixture

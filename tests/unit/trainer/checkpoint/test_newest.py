@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -11,22 +10,14 @@ from typing import Any
 
 import pytest
 
-from finetune_trainer.pod.exit_status import PodFailure
 from finetune_trainer.train.checkpoint.claim import MANIFEST
 from finetune_trainer.train.checkpoint.folder import MARKER
 from finetune_trainer.train.checkpoint.progress import Progress
 from finetune_trainer.train.runtime.distributed import World
-from support import networks
 from support.checkpoints import Run, same, save_of
+from support.pod_failures import refusal
 
 Json = dict[str, Any]
-
-
-@pytest.fixture
-def world() -> Iterator[World]:
-    """A gang of one, in this process."""
-    with networks.alone() as lone_world:
-        yield lone_world
 
 
 @pytest.fixture
@@ -39,12 +30,6 @@ def first(tmp_path: Path, world: World) -> Run:
     )  # fmt: skip
     run.train_and_save(3, best=2)
     return run
-
-
-def refusal(call: Callable[[], object]) -> tuple[int, str, str]:
-    with pytest.raises(PodFailure) as caught:
-        call()
-    return caught.value.exit_code, caught.value.reason, caught.value.message
 
 
 def files(folder: Path) -> dict[str, bytes]:

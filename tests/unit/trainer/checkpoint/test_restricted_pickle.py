@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -15,25 +15,17 @@ from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, Metadata
 
-from finetune_trainer.pod.exit_status import PodFailure
 from finetune_trainer.train.checkpoint.restricted_pickle import (
     UnsafeFileError,
     load_metadata,
     name_unsafe_file,
 )
 from finetune_trainer.train.runtime.distributed import World
-from support import networks
 from support.checkpoints import Run, same, save_of
 from support.forged_checkpoints import FORGERIES, METADATA, forge_path
+from support.pod_failures import refusal
 
 Forge = Callable[[AbstractFileSystem, str, Path], None]
-
-
-@pytest.fixture
-def world() -> Iterator[World]:
-    """A gang of one, in this process."""
-    with networks.alone() as lone_world:
-        yield lone_world
 
 
 @pytest.fixture
@@ -42,12 +34,6 @@ def run(tmp_path: Path, world: World) -> Run:
     run = Run(tmp_path / "checkpoints", world)
     run.train_and_save(1)
     return run
-
-
-def refusal(call: Callable[[], object]) -> tuple[int, str, str]:
-    with pytest.raises(PodFailure) as caught:
-        call()
-    return caught.value.exit_code, caught.value.reason, caught.value.message
 
 
 @pytest.mark.parametrize(("forge", "sentence"), FORGERIES)

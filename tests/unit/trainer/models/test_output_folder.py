@@ -12,11 +12,11 @@ from fsspec.implementations.local import LocalFileSystem
 from finetune_crds.recipe import JobReference
 from finetune_trainer.models import download
 from finetune_trainer.models.output_folder import MANIFEST, ModelFolder
-from finetune_trainer.pod.exit_status import PodFailure, RecipeRefusedError
+from finetune_trainer.pod.exit_status import RecipeRefusedError
 from finetune_trainer.storage import filesystems
+from support.pod_failures import refusal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
 MINE = JobReference(name="support", namespace="team", uid="0001")
@@ -31,12 +31,6 @@ def source(tmp_path: Path) -> Path:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(content)
     return tmp_path / "source"
-
-
-def refusal(call: Callable[[], object]) -> tuple[int, str, str]:
-    with pytest.raises(PodFailure) as caught:
-        call()
-    return caught.value.exit_code, caught.value.reason, caught.value.message
 
 
 def test_a_model_is_written_once(tmp_path: Path, source: Path) -> None:
