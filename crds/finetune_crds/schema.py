@@ -218,8 +218,8 @@ def shorten_description(text: str) -> str:
 
     kubectl apply keeps the CRD in an annotation of limited size.
     """
-    first, *others = _SENTENCE_BREAK.split(text.strip())
-    defaults = [sentence for sentence in others if sentence.startswith("Default:")]
+    first, *later_sentences = _SENTENCE_BREAK.split(text.strip())
+    defaults = [sentence for sentence in later_sentences if sentence.startswith("Default:")]
     return " ".join(" ".join([first, *defaults]).split())
 
 

@@ -336,7 +336,7 @@ async def test_a_login_that_fails_is_not_repeated_by_every_job(monkeypatch: pyte
     assert attempts == ["token-1", "token-2", "token-3"]
 
 
-async def test_logins_of_one_workspace_are_told_apart(databricks: Workspace) -> None:
+async def test_two_logins_of_one_workspace_are_two_places(databricks: Workspace) -> None:
     # A login may go to a server that only one Secret names.
     world, uris = World(), {"uri": "databricks"}
     for number in (1, 2):
