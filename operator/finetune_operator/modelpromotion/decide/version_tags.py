@@ -16,7 +16,7 @@ from finetune_operator.text import format_time
 # What the condition Promoted says if the registry refused the tags.
 TAGS_REFUSED = "; the tags of the version cannot be set: "
 # After such a move, the version keeps the tags of its promotion.
-_UNTAGGED_REASONS = ("Repaired", "Overtaken", "VersionDeleted", "Adopted")
+_UNTAGGED_REASONS = ("Repaired", "Overtaken", "Adopted")
 
 
 def build_tags(draft: Draft, move: Move) -> dict[str, str]:
@@ -45,12 +45,7 @@ def tag_version(draft: Draft) -> None:
     move = next((item for item in draft.status.history if item.to_version == version), None)
     tags = build_tags(draft, move) if move else {}
     is_tagged = registered is not None and tags.items() <= registered.tags.items()
-    if (
-        is_tagged
-        or draft.observed.lacks(version)
-        or draft.holder != version
-        or draft.status.promoted != version
-    ):
+    if is_tagged or draft.observed.lacks(version) or draft.holder != version:
         draft.remember(untagged=None)
         return
     draft.actions.append(draft.move_alias(version, tags=tags))

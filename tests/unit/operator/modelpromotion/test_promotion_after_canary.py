@@ -295,3 +295,20 @@ async def test_the_alias_waits_while_the_endpoint_serves_another_model(databrick
     assert simulation.now == ("Blocked", {"staging": 2}, {"2": 100})
     reason, message = simulation.says("Served") or ("", "")
     assert (reason, "serves the model main.llm.other" in message) == ("EndpointFailed", True)
+
+
+async def test_a_version_that_a_rollback_chose_before_has_a_canary_again(databricks: Workspace) -> None:
+    simulation = Databricks(databricks, canary=CANARY, alias_moves=None)
+    await simulation.stage(1)
+    await simulation.stage(2)
+    for _ in STEPS:
+        await simulation.later(30)
+    simulation.edit(rollbackTo={"type": "Version", "version": "1"})
+    await simulation.settle()
+    simulation.edit(rollbackTo=None)
+    await simulation.stage(3)
+    for _ in STEPS:
+        await simulation.later(30)
+    assert simulation.now == ("Promoted", {"staging": 3, "champion": 3}, {"3": 100})
+    await simulation.stage(1)
+    assert simulation.now == ("Promoting", {"staging": 1, "champion": 3}, {"1": 10, "3": 90})

@@ -407,3 +407,14 @@ async def test_what_no_longer_counts_is_forgotten() -> None:
 def version(number: str) -> Mapping[str, str]:
     """A source."""
     return {"type": "Version", "version": number}
+
+
+async def test_only_the_tag_of_a_new_owner_may_be_refused() -> None:
+    registry = new_registry()
+    one = installation(registry, "one")
+    owners = AliasOwners(one.kube, "system", lambda: one.seconds)
+    registry.untaggable = Problem(ConditionReason.MLFLOW_FORBIDDEN, "HTTP 403")
+    assert await owners.take(registry, MODEL, "champion", "team/champion", is_new=True)
+    # Other installations still read the tag that this one wrote before.
+    with pytest.raises(ExternalError, match="HTTP 403"):
+        await owners.take(registry, MODEL, "champion", "team/champion", is_new=False)

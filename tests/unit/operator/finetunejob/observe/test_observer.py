@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,15 +17,17 @@ from finetune_operator.finetunejob.children import recorded_jobs
 from finetune_operator.finetunejob.model import ResumedJob
 from finetune_operator.finetunejob.observe.observer import FineTuneJobObserver, read_finetunejob
 from finetune_operator.kube import KubeError
-from finetune_operator.owners import find_owner
+from finetune_operator.owners import Owner, find_owner
 from finetune_operator.settings import Settings
 from fixtures.fake_kube import StandIn
 from fixtures.operator_in_memory.decisions import (
     FAILED,
     NO_MLFLOW,
     PREPARED,
+    SOURCE,
     SUCCEEDED,
     TRAINED,
+    UID,
     child,
     controller,
     ended,
@@ -186,3 +189,33 @@ async def test_nothing_is_kept_of_a_job_that_was_deleted() -> None:
         world.clock += again
     world.observer.forget(ftj())
     assert (await world.observer.dry_runner.run(ftj(), [body])).retry_seconds == 1
+
+
+# Of the trial: the uid of its sweep, and whether its preparation has begun; the name of the trial whose table it can use.
+TRIALS: dict[str, tuple[str | None, bool, str | None]] = {
+    "about to prepare": ("uid-of-sweep", False, "sweep-1"),
+    "prepares already": ("uid-of-sweep", True, None),
+    "of another sweep": ("uid-of-another", False, None),
+    "no trial": (None, False, None),
+}
+
+
+@pytest.mark.parametrize(("sweep", "has_begun", "expected"), TRIALS.values(), ids=TRIALS)
+async def test_a_trial_sees_the_table_of_its_sweep(
+    sweep: str | None, has_begun: bool, expected: str | None
+) -> None:
+    def trial(name: str, uid: str, owner: str | None) -> Json:
+        owners = [controller(API_VERSION, "FineTuneJob", owner)] if owner else []
+        return {"metadata": {"name": name, "uid": uid, "ownerReferences": owners}, "spec": {"data": {}}}
+
+    world = World()
+    prepared = {"type": "Prepared", "status": "True", "lastTransitionTime": "2026-08-01T12:00:00Z"}
+    first = trial("sweep-1", "uid-of-first", "uid-of-sweep")
+    world.know("FineTuneJob", first | {"status": {"conditions": [prepared], "data": {"path": "/splits"}}})
+    world.know("FineTuneJob", trial("tune", UID, sweep))
+    if has_begun:
+        world.know("Job", child("tune-prep"))
+    finetunejob = dataclasses.replace(ftj(data=SOURCE), sweep=Owner("team", sweep) if sweep else None)
+    observed = await world.observer.observe(finetunejob, later(0))
+    body = observed.prepared_trial
+    assert (body and body["metadata"]["name"]) == expected

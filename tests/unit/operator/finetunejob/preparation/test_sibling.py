@@ -75,6 +75,10 @@ def other(
     }
 
 
+def without_table(trial: Json) -> Json:
+    return trial | {"status": {"conditions": trial["status"]["conditions"]}}
+
+
 # This trial; the other ones; the name of the one whose table it uses.
 TRIALS: dict[str, tuple[Json, list[Json], str | None]] = {
     "the first": (SPEC, [], None),
@@ -83,6 +87,7 @@ TRIALS: dict[str, tuple[Json, list[Json], str | None]] = {
     "one with other hyperparameters": (SPEC, [other(1, spec={"training": {"learningRate": 1e-3}})], "sweep-1"),
     # NB: the second one may have rows that are newer, because somebody deleted the table, for example.
     "two that have prepared": (SPEC, [other(1, at=60), other(2, at=5, version=8)], "sweep-2"),
+    "one without a table": (SPEC, [without_table(other(1))], None),
     "another objective": (SPEC, [other(1, spec={"objective": {"type": "SFT", "lossOn": "All"}})], None),
     "another model": (SPEC, [other(1, spec={"model": {"base": "org/other"}})], None),
     "a table for each": (OWN_TABLE, [other(1, spec=OWN_TABLE)], None),
