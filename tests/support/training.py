@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from finetune_trainer.pod import library_variables
 from support.cache import cache
 from support.pods import (
     Outcome,
@@ -58,6 +59,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Kernels that the compiler made are kept for the next run, and it starts no processes to make them.
 os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache() / "inductor"))
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+# Tests call parts of a pod's process in this one.
+library_variables.set_defaults()
 
 
 @pytest.fixture(scope="session")

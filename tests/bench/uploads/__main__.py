@@ -21,14 +21,15 @@ _MIB = 2**20
 _CLIENT = """
 import json, resource, sys, time
 from pathlib import Path
-from finetune_trainer.pod import mlflow_run
+from finetune_trainer.pod import library_variables, mlflow_run
 from finetune_trainer.train.delivery import upload
 from finetune_trainer.train.delivery.register import Registry
+library_variables.set_defaults()
 client = mlflow_run.create_client()
 run = client.create_run(client.create_experiment(f"{sys.argv[1]}-{time.time()}")).info.run_id
-upload.choose(sys.argv[1])
+upload.configure_client(sys.argv[1])
 before, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
-Registry(run).upload(Path(sys.argv[2]))
+Registry(run, sys.argv[1]).upload(Path(sys.argv[2]))
 seconds = time.monotonic() - started
 print(json.dumps([seconds, before, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss]))
 """

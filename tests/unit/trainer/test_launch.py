@@ -60,6 +60,15 @@ def test_the_loss_of_a_peer_is_never_the_cause(tmp_path: Path) -> None:
     )
 
 
+def test_a_crash_of_native_code_names_where_the_stacks_are(tmp_path: Path) -> None:
+    _, message = describe(find_first_failure({0: ended(0, -signal.SIGSEGV, 10)}, tmp_path))
+    assert message.error == PodError(
+        reason="WorkerKilled",
+        message="rank 0 was killed by SIGSEGV: native code crashed; the log of the pod has the Python stacks of the rank",
+        rank=0,
+    )
+
+
 def test_an_error_that_all_ranks_agreed_on_names_where_it_came_from(tmp_path: Path) -> None:
     write_error(tmp_path, 0, code=64, reason="ModelNotFound", when=10, origin=3)
     code, message = describe(find_first_failure({0: ended(0, 64, 10)}, tmp_path))
@@ -170,4 +179,9 @@ VARIABLES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
 def test_what_people_set_for_libraries_stays(variables: dict[str, str], expected: dict[str, str]) -> None:
     environment = dict(variables)
     launch.set_defaults(environment, 4)
-    assert environment == {**expected, "TOKENIZERS_PARALLELISM": "true", "NCCL_DEBUG": "WARN"}
+    assert environment == {
+        **expected,
+        "TOKENIZERS_PARALLELISM": "true",
+        "NCCL_DEBUG": "WARN",
+        "PYTHONFAULTHANDLER": "1",
+    }

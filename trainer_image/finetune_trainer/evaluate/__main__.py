@@ -10,13 +10,14 @@ from pathlib import Path
 
 from finetune_crds import contract
 from finetune_crds.contract import TerminationMessage
-from finetune_trainer.pod import exit_status
+from finetune_trainer.pod import exit_status, library_variables
 from finetune_trainer.train.runtime.recipe import load_recipe
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the evaluation, write a termination message, and return the exit code."""
     options = _options(arguments)
+    library_variables.set_defaults()
     exit_status.exit_on_sigterm()
     run = _fetch if options.fetch else _evaluate
     return exit_status.run(partial(run, options.model))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -254,8 +253,6 @@ def _fetch_from_mlflow(uri: str, place: _Place, *, without_weights: bool) -> tup
     """Fetch a version or a folder in it; return the folder, and its URI with the version number in place of an alias."""
     from mlflow.store.artifact.models_artifact_repo import ModelsArtifactRepository
 
-    # A bar for each file would fill the log of the pod.
-    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
     version, inner = ModelsArtifactRepository.split_models_uri(uri)
     # NB: for a missing alias, MLflow answers INVALID_PARAMETER_VALUE.
     with _translating_refusals(uri, "INVALID_PARAMETER_VALUE"):

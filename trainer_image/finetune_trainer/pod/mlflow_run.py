@@ -62,14 +62,7 @@ Call = Callable[["MlflowClient"], object]
 
 
 def create_client(tracking_uri: str | None = None) -> MlflowClient:
-    """Return a client of a tracking server, by default the environment's; the client fails fast and does not retry."""
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "0")
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
-    # NB: in a Databricks workspace, the client by default retries for ten minutes, whatever the number of retries.
-    os.environ.setdefault("MLFLOW_DATABRICKS_ENDPOINT_HTTP_RETRY_TIMEOUT", "60")
-    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
-    os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
+    """Return a client of a tracking server, by default the environment's. With the variables of `library_variables`, it fails fast and does not retry."""
     for name in _NAMING_ADDRESSES:
         logging.getLogger(name).addFilter(_strip_record)
     from mlflow import MlflowClient

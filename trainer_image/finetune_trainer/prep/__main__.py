@@ -11,13 +11,14 @@ from pathlib import Path
 
 from finetune_crds.contract import ENV_RECIPE, RECIPE_PATH, TerminationMessage
 from finetune_crds.recipe import Recipe
-from finetune_trainer.pod import exit_status
+from finetune_trainer.pod import exit_status, library_variables
 from finetune_trainer.prep.plan import build_request
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the preparation, write a termination message, and return the exit code."""
     options = _options(arguments)
+    library_variables.set_defaults(TOKENIZERS_PARALLELISM="false")
     exit_status.exit_on_sigterm()
     if options.recipe is None:
         return exit_status.run(_prepare)

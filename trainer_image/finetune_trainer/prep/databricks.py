@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from finetune_crds import contract
 from finetune_crds.contract import RunReport, TerminationMessage
 from finetune_crds.recipe import Recipe
-from finetune_trainer.pod import exit_status
+from finetune_trainer.pod import exit_status, library_variables
 from finetune_trainer.prep.plan import build_request
 from finetune_trainer.prep.spark.progress import describe
 
@@ -75,6 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _prepare(folder: Path, run_id: str) -> TerminationMessage:
     recipe = Recipe.load(folder / contract.RECIPE_FILE)
     request = build_request(recipe)
+    library_variables.set_defaults(TOKENIZERS_PARALLELISM="false")
     if recipe.model.base.startswith("models:/"):
         _select_registry(recipe.tracking)
     # These imports take seconds: a recipe that is refused need not wait for them.

@@ -59,6 +59,7 @@ def run(
         RecipeRefusedError: the recipe, its filter, its templates or its tokenizer are wrong.
         DataError: the source, a column or a field of messages is missing, or too few rows remain.
     """
+    session.set_variables(request.prepare.spark)
     run_id = os.environ.get("MLFLOW_RUN_ID")
     with (
         fetch_tokenizer(recipe) as folder,

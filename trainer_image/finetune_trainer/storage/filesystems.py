@@ -64,8 +64,6 @@ def build_options(uri: str) -> dict[str, Any]:
     # NB: the clients cache listings, which would hide what other ranks, pods and attempts write here.
     fresh = {"use_listings_cache": False}
     if scheme == _GS:
-        # NB: otherwise the client asks another API, by gRPC, for the kind of each bucket.
-        os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
         # NB: without this option, the client tries all logins in turn, and finally goes on without one.
         return fresh | {"token": "anon" if _emulator_address() else "google_default"}
     if scheme == _AZURE:

@@ -29,6 +29,14 @@ if TYPE_CHECKING:
     from finetune_crds.recipe import Recipe
 
 _WORKER = ("-m", "finetune_trainer.train.worker")
+_CRASH_HINT = ": native code crashed; the log of the pod has the Python stacks of the rank"
+# By signal, what usually causes it.
+_SIGNAL_HINTS: dict[int, str] = {
+    signal.SIGKILL: ": the container most likely ran out of memory",
+    **dict.fromkeys(
+        (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL), _CRASH_HINT
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -93,6 +101,8 @@ def set_defaults(environment: MutableMapping[str, str], threads: int) -> None:
     environment.setdefault("TOKENIZERS_PARALLELISM", "true")
     # NCCL reports a link that fails during a collective in its log only, not in an exception.
     environment.setdefault("NCCL_DEBUG", "WARN")
+    # Where a rank was when native code crashed, which no exception reports.
+    environment.setdefault("PYTHONFAULTHANDLER", "1")
     # The older name of PYTORCH_ALLOC_CONF, which users may have set instead.
     if "PYTORCH_CUDA_ALLOC_CONF" not in environment:
         # Buffers of different sizes come and go: blocks that can grow leave fewer holes between them.
@@ -198,7 +208,7 @@ def find_first_failure(failures: Mapping[int, ProcessFailure], folder: Path) -> 
         failure.exit_code = code
         return failure
     name = signal.Signals(-code).name
-    hint = ": the container most likely ran out of memory" if -code == signal.SIGKILL else ""
+    hint = _SIGNAL_HINTS.get(-code, "")
     failure = PodFailure("WorkerKilled", f"rank {rank} was killed by {name}{hint}", rank=rank)
     # As in a shell: 128 + the signal.
     failure.exit_code = 128 - code

@@ -122,7 +122,6 @@ class Run:
             folder.claim()
         if self.recipe.register_ is not None and run_id is not None:
             upload.check(self.recipe.register_.upload, run_id)
-            upload.configure_client(self.recipe.register_.upload)
 
     def _load_inputs(self) -> Inputs:
         """Fetch the base, find the checkpoint, and read the data; the first two may change the recipe."""

@@ -15,10 +15,11 @@ import torch.distributed as dist
 from transformers.utils import logging as transformers_logging
 
 from finetune_crds.contract import TerminationMessage
-from finetune_trainer.pod import exit_status
+from finetune_trainer.pod import exit_status, library_variables
 from finetune_trainer.pod.attempt import read_attempt
 from finetune_trainer.pod.mlflow_run import Tracker
 from finetune_trainer.sinks.feed import Sinks
+from finetune_trainer.train.delivery import upload
 from finetune_trainer.train.run import Run
 from finetune_trainer.train.runtime import scratch, system
 from finetune_trainer.train.runtime.distributed import World, join_ranks
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 def main() -> int:
     """Train as one rank, and write the outcome for the launcher."""
+    library_variables.set_defaults()
     quiet_libraries()
     rank = int(os.environ["RANK"])
     code = exit_status.run(
@@ -67,6 +69,7 @@ def work() -> TerminationMessage | None:
     preemption = Preemption()
     started = time.monotonic()
     recipe = load_recipe()
+    upload.configure_client(recipe.register_.upload if recipe.register_ else None)
     with ExitStack() as stack:
         with on_sigterm(lambda: end_in_rendezvous(preemption)):
             # SIGTERM may have arrived before `on_sigterm` could see it.

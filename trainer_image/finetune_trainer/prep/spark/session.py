@@ -101,15 +101,7 @@ def start(spark: Spark, catalog: Catalog | None = None) -> SparkSession:
     driver = _start_driver(spark)
     if _LOG_LEVEL not in spark.conf:
         _silence_query_contexts()
-
-    # NB: Python workers inherit this environment through the JVM.
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    if driver is None:
-        # NB: without this variable, Spark resolves the name of its host, which fails in some networks.
-        os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
-    # NB: this variable would override spark.local.dir.
-    os.environ.pop("SPARK_LOCAL_DIRS", None)
+    set_variables(spark)
     session_settings = build_settings(
         spark,
         jars=find_jars(),
@@ -123,6 +115,20 @@ def start(spark: Spark, catalog: Catalog | None = None) -> SparkSession:
     for name, value in session_settings.items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
+
+
+def set_variables(spark: Spark) -> None:
+    """Set the variables that `start` needs; a caller with threads calls this before they start (see `library_variables`)."""
+    if spark.mode == "SparkApplication":
+        return
+    # NB: Python workers inherit this environment through the JVM.
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    if not spark.executor_pods:
+        # NB: without this variable, Spark resolves the name of its host, which fails in some networks.
+        os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    # NB: this variable would override spark.local.dir.
+    os.environ.pop("SPARK_LOCAL_DIRS", None)
 
 
 def _start_driver(spark: Spark) -> kubernetes.Driver | None:
@@ -156,7 +162,6 @@ def attach() -> SparkSession:
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
     spark = SparkSession.builder.getOrCreate()
     spark.conf.set("spark.sql.session.timeZone", "UTC")
     for name, value in (

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from finetune_trainer.pod import mlflow_run
 from finetune_trainer.pod.exit_status import PodFailure, RecipeRefusedError
+from finetune_trainer.pod.library_variables import HTTP_TIMEOUT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,7 +23,6 @@ _ENABLED_VARIABLE = "MLFLOW_ENABLE_PROXY_MULTIPART_UPLOAD"
 _MIN_BYTES_VARIABLE = "MLFLOW_MULTIPART_UPLOAD_MINIMUM_FILE_SIZE"
 # Two of MLflow's parts. With MLflow's default minimum of 500 MiB, files of small models would be uploaded through the server.
 _MIN_MULTIPART_BYTES = 20 * 2**20
-_TIMEOUT_VARIABLE = "MLFLOW_HTTP_REQUEST_TIMEOUT"
 # The server answers only when the store has the complete file: 4 GB at 1 MB/s.
 _UPLOAD_TIMEOUT_SECONDS = 4000
 _PROBE = "upload-probe"
@@ -31,7 +31,7 @@ _UNSUPPORTED_STATUSES = (400, 404, 501)
 
 
 def configure_client(mode: Upload | None) -> None:
-    """Set the upload mode of MLflow's client in this process; None: the server decides."""
+    """Set the upload mode of MLflow's client in this process, in which no thread runs yet; None: the server decides."""
     if mode is not None:
         os.environ[_ENABLED_VARIABLE] = str(mode == "Direct").lower()
     if mode == "Direct":
@@ -44,14 +44,13 @@ def allow_slow_uploads() -> Iterator[None]:
 
     NB: the client's usual timeout is shorter, and an upload that times out starts again.
     """
-    previous_timeout = os.environ.get(_TIMEOUT_VARIABLE)
-    os.environ[_TIMEOUT_VARIABLE] = str(max(_UPLOAD_TIMEOUT_SECONDS, int(previous_timeout or 0)))
+    # NB: the process has set the variable at its start, so this adds none beside other threads.
+    usual_timeout = os.environ[HTTP_TIMEOUT]
+    os.environ[HTTP_TIMEOUT] = str(max(_UPLOAD_TIMEOUT_SECONDS, int(usual_timeout)))
     try:
         yield
     finally:
-        os.environ.pop(_TIMEOUT_VARIABLE)
-        if previous_timeout is not None:
-            os.environ[_TIMEOUT_VARIABLE] = previous_timeout
+        os.environ[HTTP_TIMEOUT] = usual_timeout
 
 
 def check(mode: Upload | None, run_id: str) -> None:

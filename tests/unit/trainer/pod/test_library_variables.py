@@ -1,0 +1,46 @@
+"""Only the modules that run before the first thread of a process change its environment."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import finetune_trainer
+
+# Methods of `os.environ` that change it.
+_CHANGES = {"setdefault", "update", "pop", "popitem", "clear", "__setitem__"}
+ALLOWED = {
+    "pod/library_variables.py": "at the start of each process",
+    "prep/databricks.py": "at the start of a Databricks run",
+    "prep/spark/session.py": "at the start of a preparation",
+    "prep/steps/tokens.py": "in a Python worker of Spark, which has one thread",
+    "examples/tokenizer.py": "in a Python worker of Spark, which has one thread",
+    "sinks/wandb_run.py": "at the start of the process of a sink",
+    "train/launch.py": "in the launcher, before it starts ranks",
+    "train/delivery/upload.py": "before the first thread, and later only to replace the value of a variable",
+}
+
+
+def is_environment(node: ast.AST) -> bool:
+    return isinstance(node, ast.Attribute) and node.attr == "environ"
+
+
+def changes_environment(node: ast.AST) -> bool:
+    match node:
+        case ast.Subscript(value=value, ctx=ast.Store() | ast.Del()):
+            return is_environment(value)
+        case ast.Call(func=ast.Attribute(value=value, attr=method)):
+            return method in ("putenv", "unsetenv") or (method in _CHANGES and is_environment(value))
+        case ast.AugAssign(target=target):
+            return is_environment(target)
+    return False
+
+
+def test_no_other_module_changes_the_environment() -> None:
+    folder = Path(finetune_trainer.__file__).parent
+    changing = {
+        str(file.relative_to(folder))
+        for file in folder.rglob("*.py")
+        if any(map(changes_environment, ast.walk(ast.parse(file.read_text(encoding="utf-8")))))
+    }
+    assert changing == {*ALLOWED}
