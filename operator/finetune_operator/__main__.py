@@ -135,7 +135,7 @@ class Operator:
             lease_kube: the client for the Lease of the leader alone.
         """
         store = Store(find_owner, children.recorded_jobs)
-        queues = Queues(*(WorkQueue(clock=time.monotonic, is_open=False) for _ in range(3)))
+        queues = Queues(*(WorkQueue(time.monotonic, settings.workers, is_open=False) for _ in range(3)))
         process = uuid.uuid4().hex[:8]
         election = _create_election(lease_kube, settings, process)
         health = Health(queues, settings.resync_seconds, election.why_unready)

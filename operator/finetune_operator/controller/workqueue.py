@@ -1,14 +1,15 @@
-"""A work queue: no duplicate keys, at most one worker for each key, news before routine, delays and backoff."""
+"""A work queue: no duplicate keys, at most one worker for each key, fair to namespaces, news before routine, delays and backoff."""
 
 from __future__ import annotations
 
 import asyncio
 import heapq
 import random
-from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
+
+from finetune_operator.controller.lane import Lane, get_namespace
 
 _FIRST_BACKOFF_SECONDS = 0.5
 _MAX_BACKOFF_SECONDS = 30.0
@@ -35,18 +36,26 @@ class WorkQueue:
     A key is added because of news, such as a pod that failed, or as a matter of routine, such as the progress of a training. Workers take
     news first. With thousands of running jobs and a slow API server, the restart of a job would otherwise wait for all their progress.
 
+    Namespaces take turns, among those with news and among those with routine, and while keys of other namespaces wait, one namespace
+    occupies no more than half of the workers. 500 new jobs of one team would otherwise delay the job of another.
+
     Attributes:
+        workers: how many workers take keys.
         is_open: whether the queue accepts keys. The queue of a replica that stands by does not.
     """
 
     clock: Callable[[], float]
+    workers: int = 1
     is_open: bool = True
-    _news: deque[str] = field(default_factory=deque)
-    _routine: deque[str] = field(default_factory=deque)
-    """Keys in the order of their addition. Each can have outdated entries, of keys that are no longer queued there."""
+    _news: Lane = field(default_factory=Lane)
+    _routine: Lane = field(default_factory=Lane)
     _queued: dict[str, bool] = field(default_factory=dict)
     """By queued key: whether it is routine."""
     _busy: set[str] = field(default_factory=set)
+    _occupied_workers: dict[str, int] = field(default_factory=dict)
+    """By namespace with busy keys: how many workers handle its keys."""
+    _namespaces_at_limit: set[str] = field(default_factory=set)
+    """Those that occupy at least half of the workers."""
     _readded: dict[str, bool] = field(default_factory=dict)
     """By busy key that was added again: whether that is routine."""
     _delayed: list[tuple[float, str]] = field(default_factory=list)
@@ -69,6 +78,8 @@ class WorkQueue:
         if key in self._busy:
             self._readded[key] = is_routine and self._readded.get(key, True)
         elif key not in self._queued or (self._queued[key] and not is_routine):
+            if key in self._queued:
+                self._routine.remove(key)
             self._queued[key] = is_routine
             (self._routine if is_routine else self._news).append(key)
             self._added_at.setdefault(key, self.clock())
@@ -151,7 +162,7 @@ class WorkQueue:
                 self._added_at.pop(key, None)
                 # The pass that begins now decides anew when the next one is due.
                 self._due.pop(key, None)
-                self._busy.add(key)
+                self._occupy(key)
                 return key
             self._wake.clear()
             timeout = max(self._delayed[0][0] - self.clock(), 0) if self._delayed else None
@@ -162,7 +173,7 @@ class WorkQueue:
 
     def done(self, key: str) -> None:
         """Mark a key as no longer being handled."""
-        self._busy.discard(key)
+        self._release(key)
         self._key_done.set()
         if key in self._readded:
             self.add(key, is_routine=self._readded.pop(key))
@@ -170,15 +181,33 @@ class WorkQueue:
     def _pop(self) -> str:
         """Remove the key that is to be handled next, and return it."""
         self._taken += 1
-        is_routine = self._taken % _ROUTINE_TURN == 0
-        for lane_is_routine in (is_routine, not is_routine):
-            lane = self._routine if lane_is_routine else self._news
-            while lane:
-                key = lane.popleft()
-                if self._queued.get(key) == lane_is_routine:
+        is_routine_turn = self._taken % _ROUTINE_TURN == 0
+        lanes = (self._routine, self._news) if is_routine_turn else (self._news, self._routine)
+        for excluded_namespaces in (self._namespaces_at_limit, ()):
+            for lane in lanes:
+                key = lane.pop(excluded_namespaces)
+                if key is not None:
                     del self._queued[key]
                     return key
         raise RuntimeError("a queued key is in neither lane")
+
+    def _occupy(self, key: str) -> None:
+        """Count the worker that begins to handle a key."""
+        self._busy.add(key)
+        namespace = get_namespace(key)
+        occupied = self._occupied_workers[namespace] = self._occupied_workers.get(namespace, 0) + 1
+        if 2 * occupied >= self.workers:
+            self._namespaces_at_limit.add(namespace)
+
+    def _release(self, key: str) -> None:
+        """Count the worker of a key no longer."""
+        self._busy.remove(key)
+        namespace = get_namespace(key)
+        occupied = self._occupied_workers[namespace] = self._occupied_workers[namespace] - 1
+        if 2 * occupied < self.workers:
+            self._namespaces_at_limit.discard(namespace)
+        if not occupied:
+            del self._occupied_workers[namespace]
 
     def _move_due(self) -> None:
         """Queue the keys whose delay has ended."""

@@ -31,6 +31,11 @@ def operator(monkeypatch: pytest.MonkeyPatch) -> Operator:
     return Operator.of(Kube(), Kube(), Settings())
 
 
+def test_each_queue_knows_how_many_workers_take_its_keys(operator: Operator) -> None:
+    queues = operator.queues.by_kind.values()
+    assert [(queue.workers, queue.is_open) for queue in queues] == [(operator.settings.workers, False)] * 3
+
+
 class WatchesBeginError(Exception):
     """kopf would begin its watches now."""
 

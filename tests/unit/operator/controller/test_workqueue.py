@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
+from typing import NamedTuple
 
 import pytest
 
@@ -299,3 +300,121 @@ async def test_a_closed_queue_drops_what_waits_and_ends_what_was_taken() -> None
     queue.done("a")
     await idle
     assert len(queue) == 0
+
+
+class Turns(NamedTuple):
+    """Keys that are added, and the order in which a free worker takes those that wait, one after the other.
+
+    Attributes:
+        earlier: news that are added first.
+        handled: how many of the earlier keys are taken before the others are added. Their passes do not end.
+        news: added next.
+        routine: added last.
+    """
+
+    workers: int
+    earlier: tuple[str, ...]
+    handled: int
+    news: tuple[str, ...]
+    routine: tuple[str, ...]
+    order: tuple[str, ...]
+
+
+# The first letter is the namespace of the key.
+TURNS = {
+    "one namespace keeps the order of its keys": Turns(4, (), 0, ("a3", "a1", "a2"), (), ("a3", "a1", "a2")),
+    "namespaces take turns": Turns(
+        4, (), 0, ("a1", "a2", "a3", "b1", "b2", "c1"), (), ("a1", "b1", "c1", "a2", "b2", "a3")
+    ),
+    "a namespace that waits first comes before those that had a turn": Turns(
+        8, ("a0", "c0", "a1", "a2", "c1"), 2, ("b1",), (), ("b1", "a1", "c1", "a2")
+    ),
+    "the namespaces of routine keys take turns too": Turns(
+        4, (), 0, (), ("a1", "a2", "a3", "b1"), ("a1", "b1", "a2", "a3")
+    ),
+    "news of one namespace come before routine of another": Turns(
+        4, (), 0, ("b1", "b2"), ("a1", "a2"), ("b1", "b2", "a1", "a2")
+    ),
+    "routine of one namespace has every fourth turn beside news of another": Turns(
+        4, (), 0, ("a1", "a2", "a3", "a4", "a5"), ("b1", "b2"), ("a1", "a2", "a3", "b1", "a4", "a5", "b2")
+    ),
+    "with half of the workers at work for a namespace the others come first": Turns(
+        4, ("a8", "a9"), 2, ("a1", "a2", "b1", "b2"), (), ("b1", "b2", "a1", "a2")
+    ),
+    "half of an odd number is rounded up": Turns(
+        5, ("a8", "a9"), 2, ("a1", "a2", "b1", "b2"), (), ("a1", "b1", "a2", "b2")
+    ),
+    "with half of the workers at work for a namespace even routine of the others comes first": Turns(
+        4, ("a8", "a9"), 2, ("a1", "a2"), ("b1", "b2"), ("b1", "b2", "a1", "a2")
+    ),
+    "a namespace alone may use all workers": Turns(4, ("a7", "a8", "a9"), 3, ("a1", "a2"), (), ("a1", "a2")),
+}
+
+
+@pytest.mark.parametrize("turns", TURNS.values(), ids=TURNS)
+async def test_namespaces_take_turns(clock: Clock, turns: Turns) -> None:
+    queue = WorkQueue(clock=clock, workers=turns.workers)
+    for name in turns.earlier:
+        queue.add(f"{name[0]}/{name}")
+    for _ in range(turns.handled):
+        await queue.take()
+    queue._taken = 0
+    for name in turns.news:
+        queue.add(f"{name[0]}/{name}")
+    for name in turns.routine:
+        queue.add(f"{name[0]}/{name}", is_routine=True)
+    assert tuple(key[2:] for key in await take_all(queue)) == turns.order
+
+
+async def test_a_namespace_that_comes_back_at_once_waits_for_its_turn(queue: WorkQueue) -> None:
+    for name in ("a1", "a2", "a3"):
+        queue.add(f"a/{name}")
+    taken = []
+    for _ in range(6):
+        queue.add("b/1")
+        taken.append(await queue.take())
+        queue.done(taken[-1])
+    assert taken == ["a/a1", "b/1", "a/a2", "b/1", "a/a3", "b/1"]
+
+
+async def test_the_share_of_a_namespace_is_free_again_when_its_passes_end(clock: Clock) -> None:
+    queue = WorkQueue(clock=clock, workers=2)
+    for key in ("a/1", "a/2", "a/3", "b/1", "b/2"):
+        queue.add(key)
+    assert [await queue.take(), await queue.take()] == ["a/1", "b/1"]
+    queue.done("a/1")
+    queue.done("b/1")
+    assert await take_all(queue) == ["a/2", "b/2", "a/3"]
+
+
+# By the number of workers: how many keys of the crowded namespace are taken until the key of the other one is. With a single worker, the
+# pass that is at work and those of the fourth turn.
+@pytest.mark.parametrize(
+    ("workers", "is_routine", "passes"), [(1, False, 1), (1, True, 3), (2, True, 1), (16, True, 1)]
+)
+async def test_500_jobs_of_one_namespace_delay_a_job_of_another_by_one_pass(
+    clock: Clock, workers: int, passes: int, *, is_routine: bool
+) -> None:
+    """Each pass of the crowded namespace lasts until the test ends it."""
+    queue = WorkQueue(clock=clock, workers=workers)
+    for number in range(500):
+        queue.add(f"crowded/{number}")
+    running = [await queue.take() for _ in range(workers)]
+    queue.add("other/job", is_routine=is_routine)
+    ended = 0
+    while True:
+        queue.done(running.pop(0))
+        ended += 1
+        running.append(await queue.take())
+        if running[-1] == "other/job":
+            break
+    assert (ended, len(queue)) == (passes, 500 - workers - passes + 1)
+
+
+async def test_what_is_remembered_about_namespaces_goes_when_no_key_waits(queue: WorkQueue) -> None:
+    for number in range(100):
+        queue.add(f"team-{number}/job")
+    queue.add("team-7/other", is_routine=True)
+    queue.add("team-7/other")
+    assert len(await take_all(queue)) == 101
+    assert queue == WorkQueue(clock=queue.clock, _taken=101, _wake=queue._wake, _key_done=queue._key_done)
