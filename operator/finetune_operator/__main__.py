@@ -215,7 +215,8 @@ class Operator:
         other_tasks = asyncio.all_tasks()
         tasks = await kopf.spawn_tasks(
             registry=build_registry(
-                Handlers(self._finetunejob, self._modelpromotion, self._finetuneschedule, self._child)
+                Handlers(self._finetunejob, self._modelpromotion, self._finetuneschedule, self._child),
+                has_network_policies=self.settings.network_policies,
             ),
             standalone=True,
             # NB: kopf's default is the name of the operating system's user, and the user of a container may have no name.

@@ -38,6 +38,7 @@ RESOURCES = {
     "Pod": ("/api/v1", "pods"),
     "Service": ("/api/v1", "services"),
     "ConfigMap": ("/api/v1", "configmaps"),
+    "NetworkPolicy": ("/apis/networking.k8s.io/v1", "networkpolicies"),
     "Secret": ("/api/v1", "secrets"),
     "Event": ("/api/v1", "events"),
     "Lease": ("/apis/coordination.k8s.io/v1", "leases"),

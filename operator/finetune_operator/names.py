@@ -134,6 +134,11 @@ def service_name(job: str) -> str:
     return job
 
 
+def network_policy_name(job: str) -> str:
+    """Name of the NetworkPolicy of a job whose pods connect to each other."""
+    return job
+
+
 def owner_tag(alias: str) -> str:
     """Name of the tag of a registered model that says which installation of the operator moves an alias."""
     return f"finetune_owner_{alias}"

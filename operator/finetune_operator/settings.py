@@ -54,6 +54,7 @@ class Settings:
         poll_seconds: interval at which servers outside the cluster, such as MLflow, are read while a job or a promotion is active.
         registration_patience_seconds: how long after training a model version may take to appear.
         workers: number of resources of each kind that are reconciled at the same time.
+        network_policies: whether jobs whose pods connect to each other get a NetworkPolicy.
         log_level: Python's name of the level.
         log_format: plain or json.
         metrics_port: port of the Prometheus metrics; 0 for none.
@@ -85,6 +86,7 @@ class Settings:
     poll_seconds: float = 5.0
     registration_patience_seconds: float = 60.0
     workers: int = 16
+    network_policies: bool = True
     log_level: str = "INFO"
     log_format: str = "plain"
     metrics_port: int = 8081
@@ -139,8 +141,7 @@ class Settings:
             exit_on_error=False,
         )
         for name, default in vars(cls()).items():
-            default_text = "none" if isinstance(default, Defaults) else default or "none"
-            description = f"{_variable_name(name)}; default {default_text}"
+            description = f"{_variable_name(name)}; default {_describe_default(default)}"
             parser.add_argument(f"--{name.replace('_', '-')}", metavar="VALUE", help=description)
         try:
             options, unknown = parser.parse_known_args(arguments)
@@ -163,6 +164,7 @@ _MAY_BE_ZERO = ("FINETUNE_METRICS_PORT", "FINETUNE_POD_USER")
 # A shorter Lease leaves no time for a renewal that is late.
 _MIN_LEASE_SECONDS = 3
 _PULL_POLICIES = ("Always", "IfNotPresent", "Never")
+_SWITCHES = {"true": True, "false": False}
 _CHOICES = {
     "FINETUNE_PREP_PULL_POLICY": _PULL_POLICIES,
     "FINETUNE_TRAINER_PULL_POLICY": _PULL_POLICIES,
@@ -205,6 +207,18 @@ def _load_defaults(variable: str, path: str) -> Defaults:
         raise SettingsError(f"{variable}={path}: {error}") from error
 
 
+def _describe_default(default: object) -> str:
+    if isinstance(default, bool):
+        return next(text for text, value in _SWITCHES.items() if value == default)
+    return "none" if isinstance(default, Defaults) or not default else str(default)
+
+
+def _parse_switch(variable: str, text: str) -> bool:
+    if text not in _SWITCHES:
+        raise SettingsError(f"{variable}={text} is not one of {', '.join(_SWITCHES)}")
+    return _SWITCHES[text]
+
+
 def _parse(variable: str, text: str, default: object) -> object:
     """The value of a variable, in the type of its default."""
     if isinstance(default, Defaults):
@@ -213,6 +227,8 @@ def _parse(variable: str, text: str, default: object) -> object:
         return tuple(part.strip() for part in text.split(",") if part.strip())
     if isinstance(default, str):
         return _check_text(variable, text)
+    if isinstance(default, bool):
+        return _parse_switch(variable, text)
     try:
         value = float(text) if isinstance(default, float) else int(text)
     except ValueError as error:

@@ -162,7 +162,7 @@ class Jobs:
         """What exists of a job besides itself: kind/name of each."""
         return [
             f"{kind}/{child['metadata']['name']}"
-            for kind in ("Job", "Pod", "Service", "ConfigMap")
+            for kind in ("Job", "Pod", "Service", "ConfigMap", "NetworkPolicy")
             for child in self.api.list(kind, NAMESPACE, f"finetune.dev/job={name}")
         ]
 

@@ -147,7 +147,7 @@ def test_deleting_the_application_leaves_nothing_of_a_running_job(world: World, 
         selector = f"finetune.dev/job-uid={uid}"
         owned = [
             kind
-            for kind in ("Job", "Pod", "Service", "ConfigMap")
+            for kind in ("Job", "Pod", "Service", "ConfigMap", "NetworkPolicy")
             if world.api.list(kind, world.namespace, selector)
         ]
         return [*owned, *(item["kind"] for item in world.api.list("FineTuneJob", world.namespace))]

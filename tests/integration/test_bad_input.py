@@ -237,7 +237,7 @@ def naked_pod(world: World, plane: Plane) -> str:
 
 def children(world: World) -> list[str]:
     """The kinds of what the operator has created."""
-    kinds = ("Job", "Service", "ConfigMap")
+    kinds = ("Job", "Service", "ConfigMap", "NetworkPolicy")
     selector = "app.kubernetes.io/managed-by=finetune-operator"
     return [kind for kind in kinds if world.api.list(kind, world.namespace, selector)]
 

@@ -13,6 +13,7 @@ import yaml
 from fixtures.operator_processes.servers import Plane
 from integration.chart import CHART, KUBE_VERSION, environment, helm, objects, parts, rendered
 
+POLICIES = "networking.k8s.io/networkpolicies"
 RESOURCES = ("finetunejobs", "modelpromotions", "finetuneschedules")
 Json = dict[str, Any]
 
@@ -22,6 +23,8 @@ VARIANTS = {
     "two namespaces": ("watchNamespaces={research,products}",),
     "locked in": (
         "networkPolicy.enabled=true",
+        "networkPolicy.mlflowFrom[0].ipBlock.cidr=10.0.0.0/8",
+        "mlflow.enabled=true",
         "rbac.trackingSecrets=false",
         "imagePullSecrets[0].name=registry",
     ),
@@ -112,7 +115,7 @@ def test_operator_may_do_this_and_no_more() -> None:
         *((f"finetune.dev/{name}/status", "patch") for name in RESOURCES),
         # For owner references.
         *((f"finetune.dev/{name}/finalizers", "update") for name in RESOURCES),
-        *((name, verb) for name in ("batch/jobs", "services", "configmaps") for verb in applied),
+        *((name, verb) for name in ("batch/jobs", "services", "configmaps", POLICIES) for verb in applied),
         # Its uid is a tag of a run.
         ("namespaces", "get"),
         # Created as dry runs only.
@@ -142,6 +145,15 @@ def test_what_only_tells_people_more_can_be_left_out() -> None:
     values = ("rbac.kueue=false", "rbac.nodes=false")
     allowed = allowed_by(objects(*values)["ClusterRole", "finetune-operator"])
     assert {name for name, _ in allowed} & optional_resources == set()
+
+
+def test_the_operator_has_rights_on_networkpolicies_if_it_creates_them() -> None:
+    values = "networkPolicy.jobs=false"
+    roles = [objects(*variant)["ClusterRole", "finetune-operator"] for variant in ((), (values,))]
+    verbs = {"get", "list", "watch", "create", "patch", "delete"}
+    assert allowed_by(roles[0]) - allowed_by(roles[1]) == {(POLICIES, verb) for verb in verbs}
+    settings = [environment(*variant)["FINETUNE_NETWORK_POLICIES"] for variant in ((), (values,))]
+    assert settings == ["true", "false"]
 
 
 def test_sparkapplications_take_rights_that_are_asked_for() -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import yaml
 
 from fixtures.operator_processes.jobs import PREPARED, TRAINED, error, job, splits_given
 from fixtures.operator_processes.world import OwnWorld, World
 from support.waiting import wait_for
+
+Json = dict[str, Any]
 
 
 def finish_training(world: World, name: str, attempt: int = 1) -> str:
@@ -31,6 +35,23 @@ def check_restored(world: World, kind: str, name: str) -> None:
     after = world.api.get(kind, world.namespace, name)
     assert after is not None
     assert after.get("data") == before.get("data")
+    if kind == "NetworkPolicy":
+        assert after["spec"] == before["spec"]
+
+
+def check_policy(world: World, name: str, pods: list[Json]) -> None:
+    """The job owns its NetworkPolicy, which selects its pods and lets nothing but them connect to them."""
+    policy = world.api.get("NetworkPolicy", world.namespace, name)
+    assert policy is not None
+    uid = world.job(name)["metadata"]["uid"]
+    assert [owner["uid"] for owner in policy["metadata"]["ownerReferences"]] == [uid]
+    selector = {"matchLabels": {"finetune.dev/job-uid": uid}}
+    assert policy["spec"] == {
+        "podSelector": selector,
+        "policyTypes": ["Ingress"],
+        "ingress": [{"from": [{"podSelector": selector}]}],
+    }
+    assert [pod["metadata"]["labels"]["finetune.dev/job-uid"] for pod in pods] == [uid] * len(pods)
 
 
 def test_a_job_is_prepared_trained_registered_and_done(world: World) -> None:
@@ -55,8 +76,9 @@ def test_a_job_is_prepared_trained_registered_and_done(world: World) -> None:
         "path": "/data/splits",
         "version": 7,
     }
-    for kind, name in (("ConfigMap", "tune-train"), ("Service", "tune")):
+    for kind, name in (("ConfigMap", "tune-train"), ("Service", "tune"), ("NetworkPolicy", "tune")):
         check_restored(world, kind, name)
+    check_policy(world, "tune", [*pods])
 
     run_id = status["mlflow"]["runId"]
     environment = {item["name"]: item.get("value") for item in pods[0]["spec"]["containers"][0]["env"]}
@@ -231,7 +253,7 @@ def test_deleting_a_job_mid_run_leaves_nothing_and_closes_the_run(world: World) 
     def left() -> list[str]:
         world.remaining_pods()
         selector = f"finetune.dev/job-uid={uid}"
-        kinds = ("FineTuneJob", "Job", "Pod", "Service", "ConfigMap")
+        kinds = ("FineTuneJob", "Job", "Pod", "Service", "ConfigMap", "NetworkPolicy")
         return [
             kind
             for kind in kinds
@@ -266,7 +288,7 @@ def test_children_go_after_their_time_and_are_never_made_again(own_world: OwnWor
         selector = "finetune.dev/job=tune"
         return [
             kind
-            for kind in ("Job", "Pod", "Service", "ConfigMap")
+            for kind in ("Job", "Pod", "Service", "ConfigMap", "NetworkPolicy")
             if own_world.api.list(kind, own_world.namespace, selector)
         ]
 

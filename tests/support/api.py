@@ -26,6 +26,7 @@ _KINDS = {
     "Pod": "v1",
     "Service": "v1",
     "ConfigMap": "v1",
+    "NetworkPolicy": "networking.k8s.io/v1",
     "Secret": "v1",
     "Namespace": "v1",
     "Event": "v1",

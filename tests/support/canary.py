@@ -21,6 +21,7 @@ _KINDS = (
     "Pod",
     "Service",
     "ConfigMap",
+    "NetworkPolicy",
     "Event",
     "Lease",
 )

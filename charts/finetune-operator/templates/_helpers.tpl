@@ -261,6 +261,12 @@ http://{{ include "finetune.mlflowName" . }}.{{ .Release.Namespace }}.svc:5000
 - apiGroups: [""]
   resources: [services, configmaps]
   verbs: [get, list, watch, create, patch, delete]
+{{- if .Values.networkPolicy.jobs }}
+# The pods of a job whose pods connect to each other accept connections only from each other.
+- apiGroups: [networking.k8s.io]
+  resources: [networkpolicies]
+  verbs: [get, list, watch, create, patch, delete]
+{{- end }}
 # The uid of a job's namespace is a tag of its MLflow run: it tells the runs of this cluster from those of others.
 - apiGroups: [""]
   resources: [namespaces]

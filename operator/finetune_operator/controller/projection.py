@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping
 from sys import intern
 
 from finetune_crds.base import Json
+from finetune_operator.settings import Settings
 
-COMPANIONS = ("Service", "ConfigMap")
+COMPANIONS = ("Service", "ConfigMap", "NetworkPolicy")
 """Kinds of objects that the pods of a Job need besides the Job. Only the metadata of these objects is kept."""
 
 # The manifest that `kubectl apply` sent, as an annotation.
@@ -20,6 +21,11 @@ _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 _JOB_TEMPLATE = "template"
 _POD_SPEC_FIELDS = ("nodeName", "nodeSelector")
 _CONTAINER_FIELDS = ("name", "resources")
+
+
+def list_companion_kinds(settings: Settings) -> tuple[str, ...]:
+    """Those of COMPANIONS that the operator may list and watch."""
+    return tuple(kind for kind in COMPANIONS if kind != "NetworkPolicy" or settings.network_policies)
 
 
 def project(kind: str, body: Json) -> Json:

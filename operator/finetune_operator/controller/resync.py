@@ -16,7 +16,7 @@ from functools import partial
 from finetune_crds.base import Json
 from finetune_operator import names
 from finetune_operator.controller.health import Health
-from finetune_operator.controller.projection import COMPANIONS, project
+from finetune_operator.controller.projection import COMPANIONS, list_companion_kinds, project
 from finetune_operator.controller.store import CHILDREN, KINDS, RESOURCES, Store
 from finetune_operator.controller.workqueue import Queues
 from finetune_operator.kube import Kube, KubeError
@@ -117,7 +117,10 @@ class Resync:
 
     async def _list(self) -> None:
         # NB: KINDS begins with the children: the operator would create them again for a job that is in the store without them.
+        unused_kinds = {*COMPANIONS} - {*list_companion_kinds(self.settings)}
         for kind in KINDS:
+            if kind in unused_kinds:
+                continue
             selector = {"labelSelector": names.LABEL_UID} if kind in CHILDREN else {}
             lists = [
                 await self.kube.list(

@@ -116,7 +116,7 @@ class Store:
         return [self._objects["Job"][key] for key in sorted(self._by_owner["Job"].get(owner, ()))]
 
     def companions_of(self, ftj: Identity) -> frozenset[tuple[str, str]]:
-        """Kind and name of each Service and ConfigMap of a FineTuneJob."""
+        """Kind and name of each Service, ConfigMap and NetworkPolicy of a FineTuneJob."""
         return frozenset(
             (kind, name) for kind in COMPANIONS for _namespace, name in self._by_owner[kind].get(ftj, ())
         )

@@ -52,7 +52,7 @@ class Handlers(NamedTuple):
     modelpromotion: ResourceHandler
     finetuneschedule: ResourceHandler
     child: Callable[[str, str | None, Json], Awaitable[None]]
-    """Its first argument is the child's kind: Job, Pod, Service or ConfigMap."""
+    """Its first argument is the child's kind: Job, Pod, Service, ConfigMap or NetworkPolicy."""
 
 
 def configure(settings: kopf.OperatorSettings) -> None:
@@ -67,7 +67,7 @@ def configure(settings: kopf.OperatorSettings) -> None:
     settings.watching.chunk_size = 100
     settings.queueing.idle_timeout = 0.1
     settings.watching.label_selectors.update(
-        dict.fromkeys(("jobs", "pods", "services", "configmaps"), names.LABEL_UID)
+        dict.fromkeys(("jobs", "pods", "services", "configmaps", "networkpolicies"), names.LABEL_UID)
     )
     # NB: this timeout must be shorter than the pod's grace period. A handler that is stopped loses nothing: the next start lists
     # everything.
@@ -77,8 +77,12 @@ def configure(settings: kopf.OperatorSettings) -> None:
     settings.persistence.diffbase_storage = _NoDiffBase()
 
 
-def build_registry(handlers: Handlers) -> kopf.OperatorRegistry:
-    """Kopf's registry, with its watch events bound to these handlers."""
+def build_registry(handlers: Handlers, *, has_network_policies: bool) -> kopf.OperatorRegistry:
+    """Kopf's registry, with its watch events bound to these handlers.
+
+    Args:
+        has_network_policies: whether to watch NetworkPolicies too.
+    """
     kopf_registry = kopf.OperatorRegistry()
 
     @kopf.on.startup(registry=kopf_registry)
@@ -114,6 +118,18 @@ def build_registry(handlers: Handlers) -> kopf.OperatorRegistry:
     @kopf.on.event("", "v1", "configmaps", labels={names.LABEL_UID: kopf.PRESENT}, registry=kopf_registry)
     async def config_map_event(event: kopf.RawEvent, **_: Any) -> None:
         await handlers.child("ConfigMap", event["type"], _to_json(event))
+
+    if has_network_policies:
+
+        @kopf.on.event(
+            "networking.k8s.io",
+            "v1",
+            "networkpolicies",
+            labels={names.LABEL_UID: kopf.PRESENT},
+            registry=kopf_registry,
+        )
+        async def network_policy_event(event: kopf.RawEvent, **_: Any) -> None:
+            await handlers.child("NetworkPolicy", event["type"], _to_json(event))
 
     return kopf_registry
 

@@ -19,7 +19,7 @@ from finetune_operator.batch.state import is_being_deleted
 from finetune_operator.controller import status as status_writer
 from finetune_operator.controller.events import EventTarget
 from finetune_operator.controller.leases import LeaseBusy
-from finetune_operator.controller.projection import COMPANIONS
+from finetune_operator.controller.projection import COMPANIONS, list_companion_kinds
 from finetune_operator.controller.store import CHILDREN, Store
 from finetune_operator.errors import ExternalError, Problem
 from finetune_operator.finetunejob.background_writes import BackgroundWrites
@@ -131,12 +131,13 @@ class FineTuneJobApplier:
 
     async def _apply_children(self, ftj: FineTuneJob, decision: Decision) -> None:
         """Create and change children."""
-        # The Service and the ConfigMap are written together, before the Job: if another owner has one of their names, no pod may start.
+        # The Service, the ConfigMap and the NetworkPolicy are written together, before the Job: if another owner has one of their names, no
+        # pod may start.
         companions = [body for body in decision.apply if body["kind"] in COMPANIONS]
         applied = await asyncio.gather(
             *(self._apply_companion(ftj, body) for body in companions), return_exceptions=True
         )
-        # NB: errors are raised only when both writes have ended: a write that outlasts its pass would interfere with the next pass.
+        # NB: errors are raised only when all writes have ended: a write that outlasts its pass would interfere with the next pass.
         for error in applied:
             if error is not None:
                 raise error
@@ -198,7 +199,7 @@ class FineTuneJobApplier:
 
     async def _delete(self, ftj: FineTuneJob, decision: Decision) -> None:
         if decision.deletes_all:
-            for kind in COMPANIONS:
+            for kind in list_companion_kinds(self.poller.settings):
                 await self._delete_all(ftj, kind)
             for kind in backends.list_leftover_kinds(ftj):
                 await self._delete_leftovers(ftj, kind)
@@ -259,7 +260,7 @@ class FineTuneJobApplier:
         self._keep(kind, created.body)
 
     async def _apply_companion(self, ftj: FineTuneJob, body: Json) -> None:
-        """Create or update a Service or ConfigMap, unless its name belongs to another object."""
+        """Create or update a Service, a ConfigMap or a NetworkPolicy, unless its name belongs to another object."""
         kind, name = body["kind"], body["metadata"]["name"]
         if (kind, name) not in self.store.companions_of((ftj.namespace, ftj.uid)):
             try:

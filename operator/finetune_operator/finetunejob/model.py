@@ -238,7 +238,7 @@ class Observed:
     Attributes:
         jobs: child Jobs by name.
         pods: pods of these Jobs and, after them, pods that ended and no longer exist.
-        companions: kind and name of the job's Services and ConfigMaps; None if they are not known.
+        companions: kind and name of the job's Services, ConfigMaps and NetworkPolicies; None if they are not known.
         mlflow: run and version in MLflow.
         rejections: by Job name, why the API server refused to create its pods.
         promoted_aliases: namespace/name of the ModelPromotion that manages an alias of the job's registered model, by alias.

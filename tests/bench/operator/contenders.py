@@ -34,7 +34,7 @@ class Contender(Protocol):
 
     Attributes:
         name: in reports and in the audit log.
-        companions: collections of children, beside Jobs and pods, and how many each job has there.
+        companions: collections of children, beside Jobs and pods, by API and plural, and how many each job has there.
     """
 
     name: ClassVar[str]
@@ -59,7 +59,11 @@ class Ours:
     """The operator of this repository, with the chart's default settings."""
 
     name: ClassVar[str] = OURS
-    companions: ClassVar[Mapping[str, int]] = {"services": 1, "configmaps": 1}
+    companions: ClassVar[Mapping[str, int]] = {
+        "api/v1/services": 1,
+        "api/v1/configmaps": 1,
+        "apis/networking.k8s.io/v1/networkpolicies": 1,
+    }
 
     process: Process
     liveness: str
@@ -106,7 +110,7 @@ class JobSet:
     """The controller of JobSet, without its webhooks: the manifest has the fields that they would set."""
 
     name: ClassVar[str] = JOBSET
-    companions: ClassVar[Mapping[str, int]] = {"services": 1}
+    companions: ClassVar[Mapping[str, int]] = {"api/v1/services": 1}
 
     process: Process
     health: str

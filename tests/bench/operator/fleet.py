@@ -71,8 +71,9 @@ def start_fleet(plane: Plane, contender: Contender, jobs: int, mlflow: Mlflow) -
 
 def _expect_children(plane: Plane, contender: Contender, namespace: str, jobs: int) -> dict[str, int]:
     """How many objects there are in a namespace when all children of its jobs exist, by collection."""
-    children = {"pods": PODS, **contender.companions}
+    children = {"api/v1/pods": PODS, **contender.companions}
     collections = {
-        f"/api/v1/namespaces/{namespace}/{resource}": number for resource, number in children.items()
+        f"/{api}/namespaces/{namespace}/{plural}": number
+        for (api, _, plural), number in ((path.rpartition("/"), number) for path, number in children.items())
     }
     return {path: plane.client.count(path) + number * jobs for path, number in collections.items()}

@@ -132,7 +132,7 @@ class Work:
         world.submit(splits_given(name))
         world.run_pods(f"{name}-train-1", 2)
         world.api.delete("FineTuneJob", self.namespace, name)
-        kinds, selector = ("Job", "Pod", "Service", "ConfigMap"), f"{names.LABEL_JOB}={name}"
+        kinds, selector = ("Job", "Pod", "Service", "ConfigMap", "NetworkPolicy"), f"{names.LABEL_JOB}={name}"
         wait_for(
             "nothing is left",
             lambda: not any(world.api.list(kind, self.namespace, selector) for kind in kinds),

@@ -24,6 +24,8 @@ def shown(value: object) -> str:
     """A default, as the table has it."""
     if isinstance(value, Defaults):
         return "" if value == Defaults() else repr(value)
+    if isinstance(value, bool):
+        return str(value).lower()
     return f"{value:g}" if isinstance(value, float) else str(value or "")
 
 

@@ -165,6 +165,8 @@ ARGUMENTS: dict[str, tuple[list[str], Settings]] = {
         Settings(namespaces=("a", "b"), poll_seconds=1.0, workers=4),
     ),
     "an empty one keeps the default": (["--workers="], Settings()),
+    "off": (["--network-policies=false"], Settings(network_policies=False, workers=4)),
+    "on": (["--network-policies=true"], Settings(network_policies=True, workers=4)),
 }
 
 
@@ -181,6 +183,7 @@ WRONG_ARGUMENTS: dict[str, tuple[list[str], str]] = {
     "no option": (["run"], "unknown option run: run `finetune-operator --help` for the options"),
     "no value": (["--workers"], "argument --workers: expected one argument"),
     "no number": (["--workers=many"], "FINETUNE_WORKERS=many is not a whole number"),
+    "no switch": (["--network-policies=no"], "FINETUNE_NETWORK_POLICIES=no is not one of true, false"),
 }
 
 

@@ -1,4 +1,4 @@
-"""Creates the Services and ConfigMaps of a running step again when somebody has deleted them."""
+"""Creates the Services, ConfigMaps and NetworkPolicies of a running step again when somebody has deleted them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from finetune_operator.finetunejob.draft.draft import Draft
 def restore_companions(
     draft: Draft, expected: Iterable[tuple[str, str]], build: Callable[[], list[Json]]
 ) -> None:
-    """Apply the companions of a step whose Job exists, if one of them is known not to exist.
+    """Apply those companions of a step whose Job exists that are known not to exist.
 
     Pods that the Job starts later mount the ConfigMap, and find each other by the Service.
 
@@ -21,4 +21,4 @@ def restore_companions(
     """
     existing = draft.observed.companions  # None if they are not known
     if existing is not None and not existing.issuperset(expected):
-        draft.apply += build()
+        draft.apply += [body for body in build() if (body["kind"], body["metadata"]["name"]) not in existing]

@@ -33,7 +33,7 @@ class ChildCache:
         return jobs, self.store.pods_of(owner)
 
     def companions(self, ftj: FineTuneJob) -> frozenset[tuple[str, str]]:
-        """Kind and name of each Service and ConfigMap of the job."""
+        """Kind and name of each Service, ConfigMap and NetworkPolicy of the job."""
         return self.store.companions_of(Owner(ftj.namespace, ftj.uid))
 
     def failed_pods(self, ftj: FineTuneJob) -> list[Json]:

@@ -1,4 +1,4 @@
-"""The children of a training attempt: the headless Service, the ConfigMap with the recipe, and the Indexed Job."""
+"""The children of a training attempt: the headless Service, the ConfigMap with the recipe, the NetworkPolicy, and the Indexed Job."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from finetune_operator import names
 from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.finetunejob.pods import (
     memory_reduction,
+    network_policy,
     own_code,
     own_output,
     probing,
@@ -59,14 +60,18 @@ def _describe_host_remedy(draft: Draft) -> str:
 
 
 def companions(draft: Draft) -> list[tuple[str, str]]:
-    """Kind and name of the Service and the ConfigMap, which every attempt uses."""
+    """Kind and name of the Service, the ConfigMap and the NetworkPolicy, which every attempt uses."""
     job = draft.ftj.name
-    return [("Service", names.service_name(job)), ("ConfigMap", names.train_config_name(job))]
+    return [
+        ("Service", names.service_name(job)),
+        ("ConfigMap", names.train_config_name(job)),
+        *network_policy.companions(draft),
+    ]
 
 
 def build_companions(draft: Draft) -> list[Json]:
-    """The Service and the ConfigMap, which every attempt uses."""
-    return [_build_service(draft), build_recipe(draft)]
+    """The Service, the ConfigMap and the NetworkPolicy, which every attempt uses."""
+    return [_build_service(draft), build_recipe(draft), *network_policy.build_companions(draft)]
 
 
 def _build_service(draft: Draft) -> Json:

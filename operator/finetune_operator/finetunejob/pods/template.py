@@ -46,18 +46,18 @@ def grace_seconds(user_template: Json | None) -> int:
     return grace_period if isinstance(grace_period, int) else GRACE_SECONDS
 
 
-def labels(ftj: FineTuneJob, component: str, attempt: int | None = None) -> dict[str, str]:
-    """The labels of a child of the job."""
+def labels(ftj: FineTuneJob, component: str | None = None, attempt: int | None = None) -> dict[str, str]:
+    """The labels of a child of the job. `component`: None for a child that all components share."""
     job_labels = {
         names.LABEL_MANAGED_BY: names.FIELD_MANAGER,
         names.LABEL_JOB: ftj.name,
         names.LABEL_UID: ftj.uid,
-        names.LABEL_COMPONENT: component,
+        **({names.LABEL_COMPONENT: component} if component is not None else {}),
     }
     return job_labels | ({names.LABEL_ATTEMPT: str(attempt)} if attempt is not None else {})
 
 
-def metadata(ftj: FineTuneJob, name: str, component: str, attempt: int | None = None) -> Json:
+def metadata(ftj: FineTuneJob, name: str, component: str | None = None, attempt: int | None = None) -> Json:
     """Metadata of a child. The job owns the child, which is therefore deleted with the job."""
     return {
         "name": name,

@@ -13,7 +13,15 @@ from finetune_operator.finetunejob.draft import pending_run
 from finetune_operator.finetunejob.draft.companions import restore_companions
 from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.finetunejob.model import FineTuneJob
-from finetune_operator.finetunejob.pods import health, pod_state, queueing, sidecars, step_state, template
+from finetune_operator.finetunejob.pods import (
+    health,
+    network_policy,
+    pod_state,
+    queueing,
+    sidecars,
+    step_state,
+    template,
+)
 from finetune_operator.finetunejob.preparation import driver_pod, executors, preparation_lease, result
 from finetune_operator.finetunejob.preparation.backend import Backend
 from finetune_operator.policy.result import Continue, Outcome, Stop
@@ -114,15 +122,19 @@ def _build_job(draft: Draft) -> Json:
 
 
 def _build_companions(draft: Draft) -> list[Json]:
-    """The ConfigMap with the recipe, and the Service by whose name executors find the driver."""
-    services = [executors.build_service(draft.ftj)] if executors.count_executors(draft.spec) else []
-    return [*services, driver_pod.build_recipe(draft)]
+    """The ConfigMap with the recipe and, with executors, the Service by whose name they find the driver, and the NetworkPolicy."""
+    recipe = driver_pod.build_recipe(draft)
+    if not executors.count_executors(draft.spec):
+        return [recipe]
+    return [executors.build_service(draft.ftj), recipe, *network_policy.build_companions(draft)]
 
 
 def _restore_companions(draft: Draft) -> None:
-    kinds = ["ConfigMap", *(["Service"] if executors.count_executors(draft.spec) else [])]
     name = names.prep_name(draft.ftj.name)
-    restore_companions(draft, [(kind, name) for kind in kinds], lambda: _build_companions(draft))
+    companions = [("ConfigMap", name)]
+    if executors.count_executors(draft.spec):
+        companions += [("Service", name), *network_policy.companions(draft)]
+    restore_companions(draft, companions, lambda: _build_companions(draft))
 
 
 def _build_step(draft: Draft) -> step_state.Step:

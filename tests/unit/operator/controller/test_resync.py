@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -16,6 +16,7 @@ from finetune_operator.controller.resync import Resync
 from finetune_operator.controller.store import KINDS, Store
 from finetune_operator.controller.workqueue import Queues, WorkQueue
 from finetune_operator.kube import Kube, KubeError, Listing
+from finetune_operator.settings import Settings
 from fixtures.operator_in_memory.decisions import SETTINGS
 
 
@@ -52,11 +53,11 @@ def find_owner(_kind: str, body: Json) -> tuple[str, str] | None:
     return ("team", references[0]["uid"]) if references else None
 
 
-def build_resync(kube: Kube, vanished: list[Json] | None = None) -> Resync:
+def build_resync(kube: Kube, vanished: list[Json] | None = None, settings: Settings = SETTINGS) -> Resync:
     queues = Queues(*(WorkQueue(clock=lambda: 0.0) for _ in range(3)))
     health = Health(queues, SETTINGS.resync_seconds)
     take = (lambda _: None) if vanished is None else vanished.append
-    return Resync(kube, Store(find_owner), queues, SETTINGS, health, take)
+    return Resync(kube, Store(find_owner), queues, settings, health, take)
 
 
 def count_waits(monkeypatch: pytest.MonkeyPatch) -> asyncio.Semaphore:
@@ -105,6 +106,18 @@ async def test_a_new_leader_waits_for_a_list_that_began_in_its_term(api: tuple[L
     await asyncio.wait_for(resync.list_anew(), 5)
     assert lists.listed == [*KINDS] * 3
     await stop(running)
+
+
+@pytest.mark.parametrize(("network_policies", "unlisted"), [(True, set()), (False, {"NetworkPolicy"})])
+async def test_network_policies_are_listed_if_the_operator_creates_them(
+    api: tuple[Lists, Kube], unlisted: set[str], *, network_policies: bool
+) -> None:
+    """Without them, the operator has no right to list them."""
+    lists, kube = api
+    resync = build_resync(kube, settings=replace(SETTINGS, network_policies=network_policies))
+    lists.allow_lists(1)
+    await resync.run_once()
+    assert {*KINDS} - {*lists.listed} == unlisted
 
 
 async def stop(task: asyncio.Task[None]) -> None:

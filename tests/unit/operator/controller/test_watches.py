@@ -25,6 +25,17 @@ def test_kopf_holds_few_objects_at_once_when_a_watch_begins() -> None:
     assert (settings.watching.chunk_size, settings.queueing.idle_timeout) == (100, 0.1)
 
 
+@pytest.mark.parametrize("has_network_policies", [False, True])
+def test_network_policies_are_watched_if_the_operator_creates_them(*, has_network_policies: bool) -> None:
+    no_handler: Any = None
+    handlers = watches.Handlers(*[no_handler] * 4)
+    registry = watches.build_registry(handlers, has_network_policies=has_network_policies)
+    selectors = [handler.selector for handler in registry._watching.get_all_handlers()]
+    plurals = {selector.any_name or selector.plural for selector in selectors if selector}
+    assert ("networkpolicies" in plurals) == has_network_policies
+    assert {"jobs", "pods", "services", "configmaps"} <= plurals
+
+
 @pytest.mark.parametrize(
     ("configured", "expected"),
     [
@@ -39,7 +50,7 @@ def test_watches_use_a_proxy(configured: str | None, expected: str, monkeypatch:
     monkeypatch.setenv("no_proxy", "")
     no_handler: Any = None
     handlers = watches.Handlers(*[no_handler] * 4)
-    registry = watches.build_registry(handlers)
+    registry = watches.build_registry(handlers, has_network_policies=True)
     (handler,) = registry._activities.get_handlers(activity=Activity.AUTHENTICATION)
     login: Any = handler.fn
     assert login().proxy_url == expected

@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import logging
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -587,8 +587,21 @@ async def test_an_event_that_cannot_be_written_does_not_fail_the_pass() -> None:
     assert (world.status["phase"], world.next_look()) == ("Starting", world.seconds + 0.3)
 
 
-async def test_children_are_swept_by_their_uid() -> None:
-    world = World(StandIn(submitted(runPolicy={"ttlSecondsAfterFinished": 60, "activeDeadlineSeconds": 1})))
+# Whether the operator creates NetworkPolicies, and what is left of a job with two pods after its TTL besides Jobs: deleted in this order.
+SWEPT = {
+    "with a NetworkPolicy": (True, ["Service/tune", "ConfigMap/tune-train", "NetworkPolicy/tune"]),
+    "without": (False, ["Service/tune", "ConfigMap/tune-train"]),
+}
+
+
+@pytest.mark.parametrize(("network_policies", "swept"), SWEPT.values(), ids=SWEPT)
+async def test_children_are_swept_by_their_uid(swept: list[str], *, network_policies: bool) -> None:
+    run_policy = {"ttlSecondsAfterFinished": 60, "activeDeadlineSeconds": 1}
+    api = StandIn(submitted(runPolicy=run_policy, distributed={"nodes": 2}))
+    # What the operator does not create, it may not list either.
+    if not network_policies:
+        api.refuse["list", "NetworkPolicy"] = KubeError(403, "no")
+    world = World(api, settings=replace(NO_MLFLOW, network_policies=network_policies))
     await world.look()
     world.start_pod("tune-train-1")
     world.watch()
@@ -598,7 +611,7 @@ async def test_children_are_swept_by_their_uid() -> None:
     world.seconds = 100
     world.watch()
     await world.look()
-    assert world.kube.done("delete") == ["Service/tune", "ConfigMap/tune-train"]
+    assert world.kube.done("delete") == swept
     assert {kind for kind, _, _ in world.kube.objects} == {"FineTuneJob", "Pod", "Event"}
     await world.look()
     assert world.kube.asked == []

@@ -50,7 +50,12 @@ def test_a_restart_says_why_and_is_taken_up_at_once() -> None:
     )
     assert (decision.status.phase, decision.requeue_seconds) == ("Starting", 0.1)
     again = conclude(ftj(decision.status), failed_attempt(ended(JOB, 0, 1, BOOM)))
-    assert applied(again) == ["Service/tune", "ConfigMap/tune-train", "Job/tune-train-2"]
+    assert applied(again) == [
+        "Service/tune",
+        "ConfigMap/tune-train",
+        "NetworkPolicy/tune",
+        "Job/tune-train-2",
+    ]
 
 
 SAVED = TerminationMessage(error=PodError(reason="Preempted", message="SIGTERM"))

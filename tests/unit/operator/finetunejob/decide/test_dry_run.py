@@ -164,7 +164,7 @@ SAID = {
 """What the condition says of an answer, where it says more."""
 
 PREPARES = ["ConfigMap/tune-prep", "Job/tune-prep"]
-TRAINED = ["Service/tune", "ConfigMap/tune-train", "Job/tune-train-1"]
+TRAINED = ["Service/tune", "ConfigMap/tune-train", "NetworkPolicy/tune", "Job/tune-train-1"]
 GOES_ON = (ConditionReason.PREPARING, "the prep pod is starting")
 STARTS = (ConditionReason.STARTING, "attempt 1: 2 pods are starting")
 # The job, the answer, PodsAdmitted, what is created, and the reason and message of Ready.

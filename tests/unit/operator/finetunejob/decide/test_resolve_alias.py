@@ -127,7 +127,12 @@ def test_the_pods_get_what_was_pinned_wherever_the_alias_points_now() -> None:
 
 def test_without_a_server_nothing_is_waited_for() -> None:
     decision = conclude(job(), settings=NO_MLFLOW)
-    assert applied(decision) == ["Service/tune", "ConfigMap/tune-train", "Job/tune-train-1"]
+    assert applied(decision) == [
+        "Service/tune",
+        "ConfigMap/tune-train",
+        "NetworkPolicy/tune",
+        "Job/tune-train-1",
+    ]
 
 
 def test_a_job_that_is_resumed_waits_for_its_model() -> None:

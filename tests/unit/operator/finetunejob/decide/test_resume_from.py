@@ -160,7 +160,12 @@ def test_what_is_known_of_the_other_job(resumed: ResumedJob, waits: tuple[str, s
 def test_what_was_found_once_stays() -> None:
     decision = conclude(job(RESOLVED), observed(resumed=ResumedJob()))
     assert decision.status.resumed_from == RESOLVED
-    assert applied(decision) == ["Service/tune", "ConfigMap/tune-train", "Job/tune-train-1"]
+    assert applied(decision) == [
+        "Service/tune",
+        "ConfigMap/tune-train",
+        "NetworkPolicy/tune",
+        "Job/tune-train-1",
+    ]
 
 
 # A URI, and what the job starts from.

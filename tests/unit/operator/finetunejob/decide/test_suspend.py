@@ -101,7 +101,7 @@ RESUMED: dict[str, tuple[Observed, int, list[str]]] = {
     "with a new attempt": (
         observed(),
         2,
-        ["Service/tune", "ConfigMap/tune-train", "Job/tune-train-2"],
+        ["Service/tune", "ConfigMap/tune-train", "NetworkPolicy/tune", "Job/tune-train-2"],
     ),
     "with a new attempt that waits for the old Job": (observed(child("tune-train-1")), 2, []),
     "with a new attempt that waits for the old pods": (observed(pods=PODS), 2, []),

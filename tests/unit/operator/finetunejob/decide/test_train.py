@@ -45,7 +45,12 @@ RESULT = TerminationMessage(
 
 def test_an_attempt_starts_with_all_its_children() -> None:
     decision = conclude(ftj())
-    assert applied(decision) == ["Service/tune", "ConfigMap/tune-train", "Job/tune-train-1"]
+    assert applied(decision) == [
+        "Service/tune",
+        "ConfigMap/tune-train",
+        "NetworkPolicy/tune",
+        "Job/tune-train-1",
+    ]
     assert said(decision, ConditionType.TRAINED) == (
         "False",
         ConditionReason.STARTING,

@@ -1,4 +1,4 @@
-"""Services and ConfigMaps that somebody deleted."""
+"""Services, ConfigMaps and NetworkPolicies that somebody deleted."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ KNOWN: Json = {"attempt": 1, "start_time": NOW, "mlflow": MlflowStatus(experimen
 PREPARING = condition(ConditionType.PREPARED, "False", ConditionReason.PREPARING)
 EVALUATING = condition(ConditionType.EVALUATED, "False", ConditionReason.EVALUATING)
 MODEL = ModelStatus(name="tuned", version="4", uri="models:/tuned/4", summary="tuned/4")
-TRAIN = {("Service", "tune"), ("ConfigMap", "tune-train")}
+TRAIN = {("Service", "tune"), ("ConfigMap", "tune-train"), ("NetworkPolicy", "tune")}
+ALL_OF_TRAIN = ["Service/tune", "ConfigMap/tune-train", "NetworkPolicy/tune"]
 EXECUTORS: Json = {"mode": "Kubernetes", "executors": 2}
 
 
@@ -66,14 +67,19 @@ STEPS: dict[str, tuple[tuple[Any, Any], set[tuple[str, str]], list[str]]] = {
     "training, nothing present": (
         training(child("tune-train-1"), *PODS),
         set(),
-        ["Service/tune", "ConfigMap/tune-train"],
+        ALL_OF_TRAIN,
     ),
     "training, no Service": (
         training(child("tune-train-1"), *PODS),
-        {("ConfigMap", "tune-train")},
-        ["Service/tune", "ConfigMap/tune-train"],
+        TRAIN - {("Service", "tune")},
+        ["Service/tune"],
     ),
-    "training in a queue": (training(QUEUED), set(), ["Service/tune", "ConfigMap/tune-train"]),
+    "training, no NetworkPolicy": (
+        training(child("tune-train-1"), *PODS),
+        TRAIN - {("NetworkPolicy", "tune")},
+        ["NetworkPolicy/tune"],
+    ),
+    "training in a queue": (training(QUEUED), set(), ALL_OF_TRAIN),
     "failed training": (
         training(child("tune-train-1", "Failed"), ended("tune-train-1", 0, 1), ended("tune-train-1", 1, 1)),
         set(),
@@ -83,11 +89,11 @@ STEPS: dict[str, tuple[tuple[Any, Any], set[tuple[str, str]], list[str]]] = {
     "a preparation with executors": (
         preparing(**EXECUTORS),
         {("ConfigMap", "tune-prep")},
-        ["Service/tune-prep", "ConfigMap/tune-prep"],
+        ["Service/tune-prep", "NetworkPolicy/tune"],
     ),
     "a preparation with executors, all present": (
         preparing(**EXECUTORS),
-        {("ConfigMap", "tune-prep"), ("Service", "tune-prep")},
+        {("ConfigMap", "tune-prep"), ("Service", "tune-prep"), ("NetworkPolicy", "tune")},
         [],
     ),
     "an evaluation": (

@@ -97,7 +97,12 @@ def test_an_attempt_in_vain_is_followed_after_a_while() -> None:
     assert waiting.status == status
 
     started = conclude(ftj(status), preempted(1), at=later(31))
-    assert applied(started) == ["Service/tune", "ConfigMap/tune-train", "Job/tune-train-2"]
+    assert applied(started) == [
+        "Service/tune",
+        "ConfigMap/tune-train",
+        "NetworkPolicy/tune",
+        "Job/tune-train-2",
+    ]
     assert (started.status.restart_time, started.status.idle_restarts) == (None, 1)
 
     again = conclude(ftj(started.status), preempted(2), at=later(60))

@@ -189,7 +189,7 @@ def children(before: Any = None, **parts: Any) -> list[Json]:
 
 
 def test_the_job_of_an_attempt() -> None:
-    assert children(running(attempt=2), **FULL)[2] == EXPECTED
+    assert children(running(attempt=2), **FULL)[-1] == EXPECTED
 
 
 def test_the_service_names_pods_before_they_are_ready() -> None:
@@ -245,7 +245,7 @@ def test_a_command_finds_its_parameters_alone_and_typed() -> None:
 
 
 def environment(**parts: Any) -> set[str]:
-    container = children(**parts)[2]["spec"]["template"]["spec"]["containers"][0]
+    container = children(**parts)[-1]["spec"]["template"]["spec"]["containers"][0]
     return {item["name"] for item in container["env"]}
 
 
@@ -260,7 +260,7 @@ def test_a_command_needs_neither_model_nor_data() -> None:
     bodies = children(model=None, data=None, trainer={"command": ["torchrun", "t.py"]})
     recipe = yaml.safe_load(bodies[1]["data"]["recipe.yaml"])
     assert {"model", "data", "prepared"} & set(recipe) == set()
-    assert bodies[2]["spec"]["template"]["spec"]["volumes"][-1]["name"] == "recipe"
+    assert bodies[-1]["spec"]["template"]["spec"]["volumes"][-1]["name"] == "recipe"
 
 
 FOUND = Columns(type="Messages", messages="messages")
@@ -302,7 +302,7 @@ def test_downloaded_models_are_kept_on_their_claim(component: str) -> None:
 
 
 def test_the_built_in_loop_runs_in_the_operators_image() -> None:
-    container = children()[2]["spec"]["template"]["spec"]["containers"][0]
+    container = children()[-1]["spec"]["template"]["spec"]["containers"][0]
     assert (container["image"], container["command"], container.get("args")) == (
         "trainer:1",
         ["finetune-train"],
@@ -311,20 +311,20 @@ def test_the_built_in_loop_runs_in_the_operators_image() -> None:
 
 
 def test_a_job_without_a_queue_starts_at_once() -> None:
-    bodies = children()[2]
+    bodies = children()[-1]
     assert "suspend" not in bodies["spec"]
     assert "kueue.x-k8s.io/queue-name" not in bodies["metadata"]["labels"]
 
 
 def test_no_code_is_fatal_when_none_is_said_to_be() -> None:
-    rules = children(runPolicy={"fatalExitCodes": []})[2]["spec"]["podFailurePolicy"]["rules"]
+    rules = children(runPolicy={"fatalExitCodes": []})[-1]["spec"]["podFailurePolicy"]["rules"]
     assert len(rules) == 2
 
 
 def test_code_on_a_volume_is_mounted_from_there() -> None:
     template = {"spec": {"volumes": [{"name": "src", "persistentVolumeClaim": {"claimName": "c"}}]}}
     trainer = {"command": ["python", "t.py"], "code": {"volume": "src"}}
-    spec = children(trainer=trainer, pods={"train": {"template": template}})[2]["spec"]["template"]["spec"]
+    spec = children(trainer=trainer, pods={"train": {"template": template}})[-1]["spec"]["template"]["spec"]
     assert {"name": "src", "mountPath": "/workspace", "readOnly": True} in spec["containers"][0][
         "volumeMounts"
     ]
@@ -334,7 +334,7 @@ def test_code_on_a_volume_is_mounted_from_there() -> None:
 def test_a_spread_of_ones_own_replaces_the_operators() -> None:
     template: Json = {"spec": {"topologySpreadConstraints": []}}
     assert (
-        children(pods={"train": {"template": template}})[2]["spec"]["template"]["spec"][
+        children(pods={"train": {"template": template}})[-1]["spec"]["template"]["spec"][
             "topologySpreadConstraints"
         ]
         == []

@@ -83,7 +83,7 @@ def test_what_the_operator_sets_is_what_people_may_not_set() -> None:
         conclude(ftj(trainer=trainer_fields), observed(mlflow=tracked()), settings=SETTINGS),
         conclude(ftj(status(ADMITTED), data=on_executors), settings=SETTINGS),
     )
-    pods = [decision.apply[2]["spec"]["template"]["spec"] for decision in decisions]
+    pods = [decision.apply[-1]["spec"]["template"]["spec"] for decision in decisions]
     names = {item["name"] for pod in pods for item in pod["containers"][0]["env"]}
     assert names - {"HOME"} == {*RESERVED_ENV, CODE_ENV}
 

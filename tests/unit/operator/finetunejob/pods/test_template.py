@@ -69,7 +69,7 @@ def test_merge(below: Any, above: Any, expected: Any) -> None:
 def pod_of(template: Any, **parts: Any) -> Json:
     """The pod template of a training Job with this template in spec.pods.train."""
     train = {"template": template, **parts.pop("train", {})}
-    applied = conclude(ftj(pods={"train": train}, **parts)).apply[2]
+    applied = conclude(ftj(pods={"train": train}, **parts)).apply[-1]
     return dict(applied["spec"]["template"])
 
 

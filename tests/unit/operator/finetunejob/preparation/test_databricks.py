@@ -273,7 +273,7 @@ def test_the_result_goes_to_the_status_and_training_starts() -> None:
     assert (data.path, data.version, data.source_version) == ("s3://lake/splits", 7, 3)
     assert links
     assert links.preparation == PAGE
-    assert [body["kind"] for body in decision.apply] == ["Service", "ConfigMap", "Job"]
+    assert [body["kind"] for body in decision.apply] == ["Service", "ConfigMap", "NetworkPolicy", "Job"]
     assert decision.finalizer is False
 
 

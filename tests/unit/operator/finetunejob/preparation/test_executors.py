@@ -74,8 +74,13 @@ def template(bodies: dict[str, Json]) -> Json:
 
 def test_a_driver_has_a_service_by_which_executors_find_it() -> None:
     decision = conclude(ftj(NEW, data=data()), settings=SETTINGS)
-    assert applied(decision) == ["Service/tune-prep", "ConfigMap/tune-prep", "Job/tune-prep"]
-    service, _, job = decision.apply
+    assert applied(decision) == [
+        "Service/tune-prep",
+        "ConfigMap/tune-prep",
+        "NetworkPolicy/tune",
+        "Job/tune-prep",
+    ]
+    service, _, _, job = decision.apply
     assert service["spec"] == {
         "clusterIP": "None",
         "publishNotReadyAddresses": True,

@@ -211,7 +211,12 @@ def test_its_result_becomes_the_status_and_training_starts_from_it() -> None:
         "/data/splits version 7: 90 train, 5 validation, 5 test rows; 10 dropped: 4 by notNull, 6 by dedupe; redacted: 7 Email, "
         "1 Secret",
     )
-    assert applied(decision) == ["Service/tune", "ConfigMap/tune-train", "Job/tune-train-1"]
+    assert applied(decision) == [
+        "Service/tune",
+        "ConfigMap/tune-train",
+        "NetworkPolicy/tune",
+        "Job/tune-train-1",
+    ]
     recipe = yaml.safe_load(decision.apply[1]["data"]["recipe.yaml"])
     assert recipe["data"]["splits"] == {"type": "Delta", "path": "/data/splits", "version": 7}
 
@@ -363,4 +368,9 @@ def test_a_retry_is_noted() -> None:
 def test_what_is_prepared_is_not_prepared_again() -> None:
     before = status(condition(ConditionType.PREPARED, "True", ConditionReason.PREPARED))
     decision = conclude(ftj(before, data=SOURCE), observed(mlflow=tracked()), settings=SETTINGS)
-    assert applied(decision) == ["Service/tune", "ConfigMap/tune-train", "Job/tune-train-1"]
+    assert applied(decision) == [
+        "Service/tune",
+        "ConfigMap/tune-train",
+        "NetworkPolicy/tune",
+        "Job/tune-train-1",
+    ]
