@@ -27,6 +27,10 @@ from finetune_operator.template_merge import containers, merge
 # Read once: a decision reads no files.
 _INSTALLER = inspect.getsource(installer)
 _SCRIPT = ["python3", f"{contract.RECIPE_DIRECTORY}/{contract.DEPENDENCIES_FILE}"]
+# torch with its CUDA libraries takes 8 GiB.
+_DEPENDENCIES_LIMIT = "50Gi"
+CHECKOUT_LIMIT = "10Gi"
+"""The most that a commit may take: GitHub asks to keep repositories below 5 GB, and a checkout has the packed and the unpacked files."""
 # What each init container of the operator does, as a part of a sentence.
 _STEPS = {
     names.CHECKOUT_CONTAINER: "fetches the code",
@@ -160,7 +164,8 @@ def _add_dependencies(pod: Json, requirements: Sequence[str]) -> Json:
             }
         ],
     }
-    volume: Json = {"spec": {"volumes": [{"name": contract.DEPENDENCIES_VOLUME, "emptyDir": {}}]}}
+    scratch = {"name": contract.DEPENDENCIES_VOLUME, "emptyDir": {"sizeLimit": _DEPENDENCIES_LIMIT}}
+    volume: Json = {"spec": {"volumes": [scratch]}}
     return dict(merge(merge(volume, pod), {"spec": additions}))
 
 

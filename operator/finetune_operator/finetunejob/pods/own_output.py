@@ -24,6 +24,8 @@ _MOUNT: Json = {"name": contract.UPLOAD_VOLUME, "mountPath": contract.UPLOAD_PAT
 # What the container of the upload may use. Clients of object stores keep several parts of a file in memory.
 _MEMORY = "1Gi"
 _CPU_REQUEST = "100m"
+# The volume by which both containers wait for each other has three empty files, or a termination message.
+_SIGNALS_LIMIT = "16Mi"
 # Limits that the container gets if the command's container has them, since a quota can require them for each container.
 _QUOTA_LIMITS = {"cpu": "1", "ephemeral-storage": "1Gi"}
 
@@ -48,7 +50,7 @@ def add_upload(draft: Draft, pod: Json, seconds_to_save: int) -> Json:
     is_on_volume = any(
         is_below(output.from_, mount) for mount in mounts(pod, names.TRAINER_CONTAINER, but=())
     )
-    volumes: list[Json] = [{"name": contract.UPLOAD_VOLUME, "emptyDir": {}}]
+    volumes: list[Json] = [{"name": contract.UPLOAD_VOLUME, "emptyDir": {"sizeLimit": _SIGNALS_LIMIT}}]
     volume_mounts = [_MOUNT]
     if not is_on_volume:
         volumes.append({"name": contract.OUTPUT_VOLUME, "emptyDir": {}})

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 
 from finetune_crds.base import Json
 from finetune_crds.conditions import Condition, ConditionReason, ConditionType
 from finetune_operator import names
+from finetune_operator.batch import default_requests
 from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.finetunejob.model import QueueState
 from finetune_operator.template_merge import merge
@@ -52,6 +54,16 @@ def enqueue(draft: Draft, job: Json) -> Json:
         return job
     metadata: Json = {"labels": {names.LABEL_QUEUE: queue}}
     return dict(merge(job, {"metadata": metadata, "spec": {"suspend": True}}))
+
+
+def add_default_requests(draft: Draft, pod: Json, container: str, requests: Mapping[str, str]) -> Json:
+    """The pod with default requests, unless its Job waits in a queue.
+
+    NB: Kueue does not admit a Job that requests a resource that its ClusterQueue does not cover, and many cover GPUs alone.
+    """
+    if draft.spec.run_policy.queue_name:
+        return pod
+    return default_requests.add_default_requests(pod, container, requests)
 
 
 def report_queue(draft: Draft, kind: ConditionType, what: str, job: Json, *, after: str = "") -> None:

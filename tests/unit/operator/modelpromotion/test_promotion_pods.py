@@ -118,6 +118,7 @@ def test_a_job_as_a_whole() -> None:
                                 "allowPrivilegeEscalation": False,
                                 "capabilities": {"drop": ["ALL"]},
                             },
+                            "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}},
                             "volumeMounts": [
                                 {"name": "tmp", "mountPath": "/tmp"},
                                 {"name": "shm", "mountPath": "/dev/shm"},
@@ -186,7 +187,8 @@ def test_the_template_of_the_gate_overrides_that_of_the_chart_and_neither_gets_a
     assert pod["automountServiceAccountToken"] is False
     assert pod["imagePullSecrets"] == [{"name": "registry"}]
     assert (pod["tolerations"], pod["nodeSelector"]) == ([{"key": "a"}], {"zone": "b"})
-    assert container(job)["resources"] == {"limits": {"nvidia.com/gpu": 1}}
+    requests = {"cpu": "100m", "memory": "256Mi"}
+    assert container(job)["resources"] == {"limits": {"nvidia.com/gpu": 1}, "requests": requests}
     variables = {item["name"]: item["value"] for item in container(job)["env"]}
     assert (variables["HTTPS_PROXY"], variables["LEVEL"]) == ("http://proxy", "high")
     labels = job["spec"]["template"]["metadata"]["labels"]

@@ -117,7 +117,9 @@ def test_a_command_of_your_own_gets_the_model_from_an_init_container_that_reads_
     of_image = {"name": "PYTHONPATH", "value": "/harness"}
     assert of_image in main["env"]
     assert fetch["env"] == [item for item in main["env"] if item != of_image]
-    assert (main["resources"], fetch["resources"]) == (resources, {"limits": {"memory": "16Gi"}})
+    requests = resources["requests"] | {"cpu": "100m"}
+    assert main["resources"] == {**resources, "requests": requests}
+    assert fetch["resources"] == {"limits": {"memory": "16Gi"}, "requests": {"cpu": "100m"}}
     assert [item for item in main["env"] if item["name"] in ("MODEL_PATH", "METRICS_PATH")] == [
         {"name": "MODEL_PATH", "value": "/var/run/finetune/model"},
         {"name": "METRICS_PATH", "value": "/dev/termination-log"},

@@ -126,7 +126,7 @@ def test_a_commit_is_fetched_by_the_image_of_the_installation() -> None:
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [*MOUNTS, {"name": "finetune-code", "mountPath": "/code", "readOnly": False}, RECIPE],
     }
-    assert {"name": "finetune-code", "emptyDir": {}} in spec_of_pod["volumes"]
+    assert {"name": "finetune-code", "emptyDir": {"sizeLimit": "10Gi"}} in spec_of_pod["volumes"]
     assert (main["workingDir"], main["command"]) == ("/code", ["torchrun", "train.py"])
     assert {"name": "finetune-code", "mountPath": "/code", "readOnly": False} in main["volumeMounts"]
     assert not any(item["name"].startswith("FINETUNE_GIT") for item in main["env"])
@@ -151,7 +151,7 @@ def test_packages_are_installed_by_the_image_of_the_command() -> None:
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [*MOUNTS, RECIPE, place],
     }
-    assert {"name": "finetune-dependencies", "emptyDir": {}} in spec_of_pod["volumes"]
+    assert {"name": "finetune-dependencies", "emptyDir": {"sizeLimit": "50Gi"}} in spec_of_pod["volumes"]
     assert main["command"] == [*script, "run", "torchrun", "train.py"]
     assert {**place, "readOnly": True} in main["volumeMounts"]
     files = made("ConfigMap", dependencies=["trl"])["data"]

@@ -78,7 +78,7 @@ def test_the_upload_is_a_sidecar_of_the_installations_image() -> None:
     assert main["command"] == [*RUNNER, "/outputs", "share", "110", *COMMAND]
     assert main["volumeMounts"] == [*MOUNTS, SHARED, FOLDER]
     assert [item for item in spec["volumes"] if item["name"].startswith("finetune-")] == [
-        {"name": "finetune-upload", "emptyDir": {}},
+        {"name": "finetune-upload", "emptyDir": {"sizeLimit": "16Mi"}},
         {"name": "finetune-output", "emptyDir": {}},
     ]
 

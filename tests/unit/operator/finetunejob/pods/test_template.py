@@ -108,7 +108,8 @@ def test_what_people_write_is_kept() -> None:
     }
     assert [item["name"] for item in pod["spec"]["volumes"]] == ["tmp", "shm", "models", "recipe"]
     [main] = pod["spec"]["containers"]
-    assert main["resources"] == {"limits": {"nvidia.com/gpu": 8}}
+    requests = {"cpu": "100m", "memory": "512Mi"}
+    assert main["resources"] == {"limits": {"nvidia.com/gpu": 8}, "requests": requests}
     assert [item["mountPath"] for item in main["volumeMounts"]] == [
         "/tmp",
         "/dev/shm",
