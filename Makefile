@@ -48,7 +48,7 @@ PROGRAMS_e2e := $(PROGRAMS_demo) registry argocd
 PROGRAMS_long := kube kubectl kueue
 PROGRAMS_bench-operator := kube kubectl jobset
 # A cluster that is made elsewhere brings its own Kubernetes.
-PROGRAMS_demo := kubectl helm versitygw $(if $(filter local,$(or $(CLUSTER),$(if $(filter 0,$(shell id -u)),local))),kube pause)
+PROGRAMS_demo := kubectl helm versitygw $(if $(filter local,$(or $(CLUSTER),$(if $(filter 0,$(shell id -u)),local))),kube pause networkpolicies)
 
 .PHONY: programs
 programs: ## Build the programs of all tiers: etcd, Kubernetes, Helm, Argo CD, ...

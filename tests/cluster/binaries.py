@@ -38,6 +38,7 @@ JOBSET = "sigs.k8s.io/jobset"
 JOBSET_MODULE = PACKAGE / "go-jobset"
 KUEUE = "sigs.k8s.io/kueue"
 KUEUE_MODULE = PACKAGE / "go-kueue"
+NETWORK_POLICIES_MODULE = PACKAGE / "go-network-policies"
 PROMETHEUS_MODULE = PACKAGE / "go-prometheus"
 KUBE_NAMES = (
     "etcd",
@@ -138,6 +139,13 @@ PROGRAMS = {
             "promtool 3.15",
             2,
             module=PROMETHEUS_MODULE,
+        ),
+        Program(
+            "networkpolicies",
+            "./networkpolicies",
+            "kube-network-policies 0.8",
+            2,
+            module=NETWORK_POLICIES_MODULE,
         ),
         Program("registry", "./registry", "the registry, distribution 3.1"),
         Program("pause", "./pause", "the pause program"),

@@ -20,7 +20,7 @@ from support.cache import cache
 
 # Longer than the waits of the supervisor together (support.waiting.PATIENCE for each of its steps), whose errors say more.
 _UP_TIMEOUT_SECONDS = 600
-_PROGRAMS = ("kube", "kubectl", "pause")
+_PROGRAMS = ("kube", "kubectl", "pause", "networkpolicies")
 
 
 def up(name: str, nodes: int = 2) -> Path:

@@ -1,4 +1,4 @@
-"""The cluster's network: a cable to this machine, a bridge for nodes and pods, and how pods are plugged in."""
+"""The cluster's network: a cable to this machine, a bridge for nodes and pods, how pods are plugged in, and what they may connect to."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from cluster.plan import Plan
 
 UPLINK = "uplink"
+# The queue to which new connections go, for the program that knows the NetworkPolicies.
+POLICIES_QUEUE = 100
+_BRIDGE_FILTER = Path("/proc/sys/net/bridge/bridge-nf-call-iptables")
 BRIDGE = "cni0"
 
 
@@ -45,6 +48,25 @@ def configure(plan: Plan) -> None:
         run("ip", "address", "add", f"{address}/22", "dev", BRIDGE)
     run("ip", "link", "set", BRIDGE, "up")
     Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
+    if can_enforce_policies():
+        _divert_connections()
+
+
+def can_enforce_policies() -> bool:
+    """Whether the kernel can show the packets on a bridge to the packet filter: br_netfilter, which may be a module that is not loaded."""
+    return _BRIDGE_FILTER.exists()
+
+
+def _divert_connections() -> None:
+    """Ask the program that knows the NetworkPolicies about each new connection to a pod; without it, all are allowed.
+
+    NB: pods of one bridge reach each other without routing, so the bridge has to show their packets to the packet filter.
+    """
+    _BRIDGE_FILTER.write_text("1")
+    new_connections = ("--match", "conntrack", "--ctstate", "NEW")
+    queue = ("--jump", "NFQUEUE", "--queue-num", str(POLICIES_QUEUE), "--queue-bypass")
+    # NB: kube-proxy has no rules in this table.
+    run("iptables", "--table", "mangle", "--append", "FORWARD", *new_connections, *queue)
 
 
 def cni(plan: Plan, addresses: Path) -> dict[str, Any]:

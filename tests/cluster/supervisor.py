@@ -65,7 +65,7 @@ class Supervisor:
         self.plane = plane = self._control_plane()
         plane.start()
         self.kept += plane.processes
-        self._tell("starting CoreDNS, kube-proxy and the nodes")
+        self._tell("starting CoreDNS, kube-proxy, kube-network-policies and the nodes")
         self._start_services(plane)
         self.provisioner = Provisioner(plane.client, self.state.volumes)
         self.provisioner.install()
@@ -126,7 +126,15 @@ class Supervisor:
             [str(binaries.path("kube-proxy")), *arguments(network.proxy_flags(self.plan, kubeconfig))],
             logs / "kube-proxy.log",
         )
-        for process in (names, proxy):
+        policies = Process(
+            "networkpolicies",
+            [
+                str(binaries.path("networkpolicies")),
+                *arguments({"kubeconfig": str(kubeconfig), "queue": str(network.POLICIES_QUEUE)}),
+            ],
+            logs / "networkpolicies.log",
+        )
+        for process in (names, proxy, policies):
             process.start()
             self.kept.append(process)
 

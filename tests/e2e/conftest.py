@@ -30,6 +30,7 @@ ORDER = (
     "test_promotion",
     "test_gitops",
     "test_lost_node",
+    "test_network_policy",
     # What follows looks at the ends of stories: the longest of them begin first.
     "test_chain",
     "test_sweep",

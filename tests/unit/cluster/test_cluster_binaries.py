@@ -30,6 +30,9 @@ def test_go_modules_agree_on_the_version() -> None:
     jobset = (binaries.JOBSET_MODULE / "go.mod").read_text()
     version = binaries.PROGRAMS["jobset"].title.removeprefix("JobSet ")
     assert f"{binaries.JOBSET} v{version}." in jobset
+    policies = (binaries.NETWORK_POLICIES_MODULE / "go.mod").read_text()
+    version = binaries.PROGRAMS["networkpolicies"].title.removeprefix("kube-network-policies ")
+    assert f"sigs.k8s.io/kube-network-policies v{version}." in policies
     kueue = (binaries.KUEUE_MODULE / "go.mod").read_text()
     version = binaries.PROGRAMS["kueue"].title.removeprefix("Kueue ")
     assert f"{binaries.KUEUE} v{version}." in kueue

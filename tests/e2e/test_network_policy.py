@@ -1,0 +1,142 @@
+"""The pods of a job accept connections only from each other.
+
+The cluster is one of its own, in which kube-network-policies enforces NetworkPolicies. The operator runs on this machine.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from cluster import backends, binaries, images, local, network, snapshots
+from fixtures.operator_processes.servers import create_crds, list_our_crds
+from support.api import Api
+from support.operator_process import operator_process, watching
+from support.process import running
+from support.waiting import wait_for
+
+Json = dict[str, Any]
+CLUSTER, NAMESPACE, OTHER_NAMESPACE, NAME = "policies", "default", "other", "tune"
+PORT = 29500
+_UID_LABEL = "finetune.dev/job-uid"
+# The exit code tells whether a connection was accepted: packets that a policy forbids are dropped.
+_CONNECT = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 3).close()"
+
+
+class Pod(NamedTuple):
+    """A pod that exists."""
+
+    namespace: str
+    name: str
+
+
+@pytest.fixture
+def api() -> Iterator[Api]:
+    """A cluster of two nodes with our CRDs."""
+    snapshots.ensure({*snapshots.references(), images.base_reference(), images.pause()})
+    try:
+        server = Api(local.up(CLUSTER))
+        create_crds(server, list_our_crds())
+        yield server
+    finally:
+        local.down(CLUSTER)
+
+
+def build_job() -> Json:
+    """A job of two pods that listen at the port of the rendezvous."""
+    return {
+        "apiVersion": "finetune.dev/v1alpha1",
+        "kind": "FineTuneJob",
+        "metadata": {"name": NAME, "namespace": NAMESPACE},
+        "spec": {
+            "trainer": {"command": ["python3", "-m", "http.server", str(PORT)]},
+            "distributed": {"nodes": 2},
+            "pods": {
+                "train": {
+                    "image": images.base_reference(),
+                    "template": {"spec": {"securityContext": {"runAsUser": 65532}}},
+                }
+            },
+        },
+    }
+
+
+def create_pod(api: Api, pod: Pod, labels: Json) -> Pod:
+    """Create a pod that does nothing, and wait until it runs."""
+    command = ["python3", "-c", "import time; time.sleep(600)"]
+    container = {"name": "main", "image": images.base_reference(), "command": command}
+    api.create(
+        {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": pod.name, "namespace": pod.namespace, "labels": labels},
+            "spec": {"containers": [container], "terminationGracePeriodSeconds": 0},
+        }
+    )
+
+    def is_running() -> bool:
+        body = api.get("Pod", pod.namespace, pod.name)
+        return body is not None and body["status"]["phase"] == "Running"
+
+    wait_for(f"{pod.name} runs", is_running, 60)
+    return pod
+
+
+def connects(api: Api, pod: Pod, address: str) -> bool:
+    """Whether a pod can connect to the port at an address."""
+    kubectl = [str(binaries.path("kubectl")), "--kubeconfig", str(api.kubeconfig)]
+    run = [*kubectl, "--namespace", pod.namespace, "exec", pod.name, "--"]
+    done = subprocess.run(
+        [*run, "python3", "-c", _CONNECT, address, str(PORT)], capture_output=True, check=False, timeout=60
+    )
+    return done.returncode == 0
+
+
+@pytest.mark.skipif(
+    backends.choose()[0] != "local" or not network.can_enforce_policies(),
+    reason="needs a local cluster on a kernel with br_netfilter, since other clusters may enforce no NetworkPolicies",
+)
+def test_only_pods_of_a_job_connect_to_its_pods(api: Api, tmp_path: Path) -> None:
+    settings = watching(NAMESPACE, "", resync_seconds=1)
+    with running(operator_process(api.kubeconfig, tmp_path / "operator.log", settings)):
+        uid = api.create(build_job())["metadata"]["uid"]
+        # Anybody may write the label, but the policy is about pods of the namespace alone.
+        api.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": OTHER_NAMESPACE}})
+        stranger = create_pod(api, Pod(NAMESPACE, "stranger"), {"finetune.dev/job": NAME})
+        impostor = create_pod(api, Pod(OTHER_NAMESPACE, "impostor"), {_UID_LABEL: uid})
+
+        def find_addresses() -> dict[str, str] | None:
+            pods = api.list("Pod", NAMESPACE, f"{_UID_LABEL}={uid}")
+            addresses = {pod["metadata"]["name"]: pod["status"].get("podIP", "") for pod in pods}
+            return addresses if len(addresses) == 2 and all(addresses.values()) else None
+
+        addresses = wait_for("two pods have addresses", find_addresses, 120)
+        first, second = (Pod(NAMESPACE, name) for name in sorted(addresses))
+        # By the name that torchrun uses.
+        rendezvous = f"{NAME}-train-1-0.{NAME}"
+        wait_for("the second pod reaches the first", lambda: connects(api, second, rendezvous), 60)
+        connected = {
+            "first": connects(api, second, addresses[first.name]),
+            "second": connects(api, first, addresses[second.name]),
+            "stranger": connects(api, stranger, addresses[first.name]),
+            "impostor": connects(api, impostor, addresses[first.name]),
+        }
+        assert connected == {"first": True, "second": True, "stranger": False, "impostor": False}
+
+        # The policy made the difference, and nothing else did.
+        with_policy = api.get("NetworkPolicy", NAMESPACE, NAME)
+        assert with_policy is not None
+        opened = {
+            "apiVersion": "networking.k8s.io/v1",
+            "kind": "NetworkPolicy",
+            "metadata": {"name": "mine", "namespace": NAMESPACE},
+            "spec": {**with_policy["spec"], "ingress": [{"ports": [{"port": PORT}]}]},
+        }
+        api.create(opened)
+        wait_for(
+            "a policy of ones own opens the port", lambda: connects(api, stranger, addresses[first.name]), 60
+        )
