@@ -193,7 +193,7 @@ def test_an_eviction_before_any_pod_ran_is_no_end_of_an_attempt(world: World, ku
     world.submit(splits_given(runPolicy={"queueName": "gpus"}))
     workload = create_workload(world, wait_job(world))
     resume(world, workload)
-    wait_for("the start of the pods", lambda: world.status("tune")["jobs"].get("trainStartTime"))
+    wait_for("the start of the pods", lambda: world.status("tune").get("jobs", {}).get("trainStartTime"))
     evict(world, workload)
     wait_for("its end", lambda: not world.status("tune")["jobs"].get("trainStartTime"))
     condition = world.wait_condition("tune", "Trained", "Queued")
