@@ -316,3 +316,31 @@ def test_a_service_monitor_in_prometheus_own_namespace() -> None:
             "metricRelabelings": [{"action": "labeldrop", "regex": "instance"}],
         }
     ]
+
+
+def test_networkpolicies_open_ports_and_mlflow_to_those_who_need_it() -> None:
+    key = "NetworkPolicy", "finetune-operator-mlflow"
+    http = [{"port": "http"}]
+    values = ("mlflow.enabled=true", "networkPolicy.enabled=true")
+    assert [name for kind, name in objects("mlflow.enabled=true") if kind == "NetworkPolicy"] == []
+    assert objects(*values)[key]["spec"]["ingress"] == [{"ports": http}]
+    policy = objects(*values, "networkPolicy.mlflowFrom[0].ipBlock.cidr=10.0.0.0/8")[key]
+    selectors = {
+        name: {"matchLabels": objects(*values)["Deployment", name]["spec"]["selector"]["matchLabels"]}
+        for name in ("finetune-operator", key[1])
+    }
+    pods_of_jobs = {"matchExpressions": [{"key": "finetune.dev/job-uid", "operator": "Exists"}]}
+    assert policy["spec"] == {
+        "podSelector": selectors[key[1]],
+        "policyTypes": ["Ingress"],
+        "ingress": [
+            {
+                "ports": http,
+                "from": [
+                    {"podSelector": selectors["finetune-operator"]},
+                    {"namespaceSelector": {}, "podSelector": pods_of_jobs},
+                    {"ipBlock": {"cidr": "10.0.0.0/8"}},
+                ],
+            }
+        ],
+    }
