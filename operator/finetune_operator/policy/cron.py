@@ -14,6 +14,8 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from cronsim import CronSim, CronSimError
 
+from finetune_crds.cron import SCHEDULE_PATTERN
+
 _MACROS = {
     "@yearly": "0 0 1 1 *",
     "@annually": "0 0 1 1 *",
@@ -46,8 +48,11 @@ class Cron:
     zone: ZoneInfo
 
     @classmethod
-    def parse(cls, schedule: str, time_zone: str) -> Cron:
-        """Parse `spec.schedule` and `spec.timeZone`.
+    def parse(cls, schedule: str, time_zone: str, where: str = "spec") -> Cron:
+        """Parse a schedule and its time zone.
+
+        Args:
+            where: the part of the spec that has the fields `schedule` and `timeZone`, for messages.
 
         Raises:
             CronError: the time zone is unknown, or the schedule is not valid or has no start times.
@@ -57,8 +62,13 @@ class Cron:
         # NB: for a folder of the time zone database, such as America, zoneinfo raises an OSError.
         except (ZoneInfoNotFoundError, ValueError, OSError) as error:
             raise CronError(
-                f"spec.timeZone {time_zone} is unknown: set a name of the time zone database, such as Europe/Berlin"
+                f"{where}.timeZone {time_zone} is unknown: set a name of the time zone database, such as Europe/Berlin"
             ) from error
+        if not re.fullmatch(SCHEDULE_PATTERN, schedule):
+            raise CronError(
+                f"{where}.schedule {schedule} is not valid: set minute, hour, day of the month, month and day of the week as in a "
+                "CronJob, such as 0 2 * * MON"
+            )
         fields = _MACROS.get(schedule, schedule).replace("?", "*").split()
         # NB: days match either of two restricted fields, and `*` does not restrict. For robfig/cron `*/2` restricts, for cronsim
         # it does not, so that the range is written out.
@@ -67,9 +77,9 @@ class Cron:
         try:
             cron.find_next(_ANY_TIME)
         except CronSimError as error:
-            raise CronError(f"spec.schedule {schedule} is not valid: {str(error).lower()}") from error
+            raise CronError(f"{where}.schedule {schedule} is not valid: {str(error).lower()}") from error
         except StopIteration as error:
-            raise CronError(f"spec.schedule {schedule} has no start time") from error
+            raise CronError(f"{where}.schedule {schedule} has no start time") from error
         return cron
 
     def find_next(self, time: datetime) -> datetime:

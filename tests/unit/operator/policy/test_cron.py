@@ -8,8 +8,8 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from finetune_crds.finetuneschedule import SCHEDULE_PATTERN
-from finetune_operator.finetuneschedule.cron import Cron, CronError
+from finetune_crds.cron import SCHEDULE_PATTERN
+from finetune_operator.policy.cron import Cron, CronError
 
 NEW_YORK = "America/New_York"
 # Clocks in New York: 2026-03-08 02:00 EST -> 03:00 EDT, 2026-11-01 02:00 EDT -> 01:00 EST.
@@ -144,5 +144,7 @@ NO_SCHEDULES = {
 
 
 @pytest.mark.parametrize("schedule", NO_SCHEDULES.values(), ids=NO_SCHEDULES)
-def test_the_schema_refuses(schedule: str) -> None:
+def test_the_schema_and_the_parser_refuse(schedule: str) -> None:
     assert re.fullmatch(SCHEDULE_PATTERN, schedule) is None
+    with pytest.raises(CronError, match=r"^spec\.windows\[night\]\.schedule .*is not valid: set minute"):
+        Cron.parse(schedule, "Etc/UTC", "spec.windows[night]")
