@@ -231,6 +231,7 @@ class ConditionReason(StrEnum):
     SOAKING = "Soaking"
     SOAKED = "Soaked"
     SOAK_BYPASSED = "SoakBypassed"
+    AWAITING_WINDOW = "AwaitingWindow"
     PROMOTING = "Promoting"
     MOVE_DELAYED = "MoveDelayed"
     MOVE_REFUSED = "MoveRefused"

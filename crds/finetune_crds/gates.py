@@ -23,7 +23,7 @@ MAX_JOB_GATES = 8
 DEFAULT_TIMEOUT_SECONDS = 3600
 _WEEK_IN_SECONDS = 7 * 24 * 3600
 _Tolerance = Annotated[float, Field(ge=0, le=1e12)]
-_GateName = Annotated[
+GateName = Annotated[
     str, Field(min_length=1, max_length=63, pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$")
 ]
 
@@ -44,7 +44,7 @@ class MetricGate(ApiModel):
     """Minimum value that passes."""
     max: float | None = None
     """Maximum value that passes."""
-    job: _GateName | None = None
+    job: GateName | None = None
     """Gate of type Job whose Job reports the number."""
 
 
@@ -93,7 +93,7 @@ class ComparisonGate(ApiModel):
     """The version must be better by at least this much. With `absolute: 0` an equal version passes too."""
     not_worse_than: Tolerance | None = None
     """The version may be worse by at most this much."""
-    job: _GateName | None = None
+    job: GateName | None = None
     """Gate of type Job whose Job reports the number."""
 
 
@@ -144,7 +144,7 @@ class Gate(ApiModel):
         )
     )
 
-    name: _GateName
+    name: GateName
     """Name of the gate, also in its verdict."""
     type: Literal["Metric", "Tag", "Comparison", "Job"]
     """Kind of gate: Metric checks a number, Tag a tag, Comparison a number of two versions, Job the exit of a Job."""

@@ -12,6 +12,7 @@ from finetune_crds.gates import Gates
 from finetune_crds.mlflow_names import NOT_IN_UNITY_TAGS, UNITY_TAGS_MESSAGE, Alias, ModelName, Tags
 from finetune_crds.promotion_status import ModelPromotionStatus
 from finetune_crds.serving import Serving
+from finetune_crds.windows import Windows
 
 # The number of a version has at most ten digits.
 _NUMBER = "[1-9][0-9]{0,9}"
@@ -178,6 +179,9 @@ class ModelPromotionSpec(ApiModel):
     """If set, even to `{}`, a version waits for the approval of a person. Default: no approval is needed."""
     soak_seconds: Annotated[int, Field(ge=0, le=_YEAR_IN_SECONDS)] = 0
     """Seconds between passing the gates and moving the alias."""
+    windows: Windows = Field(default_factory=list)
+    """Times in which the alias may move to a candidate, or a canary may begin. A rollback, a withdrawal and a repair do not
+    wait for a window. Default: at any time."""
     on_drift: Literal["Repair", "Warn", "Adopt"] = "Repair"
     """Reaction when someone else moves the alias: move it back (Repair), report it (Warn), or accept it until the
     source names a new version (Adopt)."""

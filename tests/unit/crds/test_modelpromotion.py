@@ -31,6 +31,7 @@ def test_what_is_not_said_has_its_default() -> None:
         "gates": [],
         "approval": None,
         "soakSeconds": 0,
+        "windows": [],
         "onDrift": "Repair",
         "onDelete": "KeepAlias",
         "rollbackTo": None,

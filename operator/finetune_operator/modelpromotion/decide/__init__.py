@@ -22,6 +22,7 @@ from finetune_operator.modelpromotion.decide import (
     source,
     trial,
     version_tags,
+    windows,
 )
 from finetune_operator.modelpromotion.decide.draft import Draft
 from finetune_operator.modelpromotion.model import ClaimAlias, Observed, Promotion, PromotionDecision
@@ -48,6 +49,7 @@ POLICIES = (
     gates.check_gates,
     approval.await_approval,
     approval.soak,
+    windows.await_window,
     trial.await_canary,
     promote.promote,
 )

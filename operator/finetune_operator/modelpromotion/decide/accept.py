@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.modelpromotion import ModelPromotionSpec
 from finetune_operator import names
+from finetune_operator.modelpromotion.decide import windows
 from finetune_operator.modelpromotion.decide.draft import Draft
 from finetune_operator.modelpromotion.version_records import forget_moves
 from finetune_operator.policy.address import find_passwords
+from finetune_operator.policy.cron import CronError
 from finetune_operator.policy.result import Continue, Outcome, Stop
 from finetune_operator.policy.unity_catalog import find_wrong_tags
 from finetune_operator.registry.ownership import LEASE_SECONDS
@@ -77,6 +79,7 @@ def mistakes(spec: ModelPromotionSpec, backend: ServingBackend | None, settings:
     """A message for each mistake that the schema cannot detect."""
     server, registry = settings.servers(spec.tracking)
     yield from find_passwords(spec.tracking)
+    yield from _find_wrong_windows(spec)
     if backend:
         yield from backend.find_mistakes(registry)
     if registry == UNITY_CATALOG:
@@ -98,3 +101,11 @@ def mistakes(spec: ModelPromotionSpec, backend: ServingBackend | None, settings:
             f"the tracking server {server} in spec.tracking.uri is not supported with the registry {registry}: create a ModelPromotion "
             "with another name and an http or https address"
         )
+
+
+def _find_wrong_windows(spec: ModelPromotionSpec) -> Iterator[str]:
+    for window in spec.windows:
+        try:
+            windows.parse(window)
+        except CronError as error:
+            yield str(error)

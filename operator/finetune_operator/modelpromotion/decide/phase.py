@@ -15,6 +15,7 @@ _PHASES: dict[str, PromotionPhase] = {
     ConditionReason.GATE_INCONCLUSIVE: "Pending",
     ConditionReason.GATE_RUNNING: "Pending",
     ConditionReason.GATE_NOT_STARTED: "Pending",
+    ConditionReason.AWAITING_WINDOW: "Pending",
     ConditionReason.AWAITING_APPROVAL: "AwaitingApproval",
     ConditionReason.SOAKING: "Soaking",
     ConditionReason.PROMOTING: "Promoting",

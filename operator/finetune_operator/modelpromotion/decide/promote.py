@@ -13,6 +13,7 @@ from finetune_operator.modelpromotion.decide.drift import promotion_actor
 from finetune_operator.modelpromotion.decide.gate_jobs import find_measurement
 from finetune_operator.modelpromotion.decide.gates import judge
 from finetune_operator.modelpromotion.decide.move import begin
+from finetune_operator.modelpromotion.decide.windows import await_window
 from finetune_operator.policy.result import Continue, Outcome, Stop
 
 # The message of a move for one of these reasons does not explain why the alias stays at the candidate.
@@ -98,7 +99,10 @@ def settle(draft: Draft) -> Outcome:
 
 
 def revert(draft: Draft) -> Outcome:
-    """After a git revert: move the alias back, without a wait, to spec.source.version if this version had it with the same gates."""
+    """After a git revert: move the alias back to spec.source.version if this version had it with the same gates.
+
+    Only a revert to a newer version waits, for a window.
+    """
     version = draft.spec.source.version
     digest = gates_digest(draft.spec.gates)
     record = draft.status.find_record(version)
@@ -110,6 +114,8 @@ def revert(draft: Draft) -> Outcome:
     approved_by = f", approved by {record.approved_by}" if record.approved_by else ""
     message = f"version {version} passed the same gates when it had the alias before{approved_by}"
     draft.set(ConditionType.GATES_PASSED, True, ConditionReason.PASSED_BEFORE, message)
+    if not is_older(version, draft.status.promoted) and await_window(draft) is Stop:
+        return Stop
     text = f"spec.source.version moved the alias back to version {version}, which had it before with the same gates"
     return begin(
         draft,
@@ -120,6 +126,11 @@ def revert(draft: Draft) -> Outcome:
         gates=digest,
         approved=True if record.approved_by else None,
     )
+
+
+def is_older(version: str, promoted: str | None) -> bool:
+    """Whether a version was registered before the promoted one, so that a move to it goes back; True without a promoted version."""
+    return promoted is None or int(version) < int(promoted)
 
 
 def _still_passes(draft: Draft, version: str) -> bool:

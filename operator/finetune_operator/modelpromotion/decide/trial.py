@@ -39,6 +39,17 @@ def await_canary(draft: Draft) -> Outcome:
     return _try(draft, version)
 
 
+def has_begun(draft: Draft, version: str) -> bool:
+    """Whether the canary of the version has begun before its move, and has not failed."""
+    status = canary.serving_status(draft)
+    return (
+        _has_canary(draft)
+        and (status.endpoint, status.version) == (endpoint.name_of(draft), version)
+        and status.saved is not None
+        and status.failure is None
+    )
+
+
 def _try(draft: Draft, version: str) -> Outcome:
     """Let the endpoint follow the version in this pass. The alias stays."""
     draft.trial = version

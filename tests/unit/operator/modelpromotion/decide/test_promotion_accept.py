@@ -15,6 +15,7 @@ Json = dict[str, Any]
 MLFLOW = Settings(tracking_uri="http://mlflow:5000")
 SPEC: Json = {"model": "m", "alias": "champion", "source": {"type": "Version", "version": 1}}
 IN_CATALOG = {"tracking": {"uri": "databricks", "registryUri": "databricks-uc"}}
+WINDOW = {"name": "night", "schedule": "0 2 * * *", "durationSeconds": 3600}
 SERVING = {"type": "Databricks", "endpoint": "support"}
 UNREADABLE = (
     "spec.serving.databricks.environment refers to a secret of the workspace in HF_TOKEN, and the chart's service principal would read "
@@ -30,6 +31,23 @@ def serving(secret: Json | None = None) -> Json:
 
 CASES: dict[str, tuple[Json, Settings, list[str]]] = {
     "nothing": ({}, MLFLOW, []),
+    "windows": ({"windows": [WINDOW, WINDOW | {"timeZone": "Asia/Tokyo", "schedule": "@daily"}]}, MLFLOW, []),
+    "windows that never open": (
+        {
+            "windows": [
+                WINDOW | {"schedule": "0 5-2 * * *"},
+                WINDOW | {"timeZone": "Europe/Berlim"},
+                WINDOW | {"schedule": "0 0 * * 5#2"},
+            ]
+        },
+        MLFLOW,
+        [
+            "spec.windows[night].schedule 0 5-2 * * * is not valid: bad hour",
+            "spec.windows[night].timeZone Europe/Berlim is unknown: set a name of the time zone database, such as Europe/Berlin",
+            "spec.windows[night].schedule 0 0 * * 5#2 is not valid: set minute, hour, day of the month, month and day of the week as in "
+            "a CronJob, such as 0 2 * * MON",
+        ],
+    ),
     "a password in the address": (
         {"tracking": {"uri": "https://me:secret@mlflow"}},
         MLFLOW,

@@ -56,6 +56,7 @@ CASES: dict[str, tuple[list[Condition], PromotionPhase]] = {
     "the registry refuses the move": (not_promoted(ConditionReason.MOVE_REFUSED), "Promoting"),
     "another registry": (not_promoted(ConditionReason.REGISTRY_CHANGED), "Blocked"),
     "moved by someone else": (not_promoted(ConditionReason.ALIAS_MOVED), "Blocked"),
+    "no window is open": (not_promoted(ConditionReason.AWAITING_WINDOW), "Pending"),
     "withdrawn": (not_promoted(ConditionReason.WITHDRAWN), "Refused"),
     "nothing to go back to": (not_promoted(ConditionReason.NOTHING_TO_ROLL_BACK_TO), "Blocked"),
     "in place": ([ACCEPTED, IN_PLACE], "Promoted"),
