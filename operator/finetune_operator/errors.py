@@ -1,4 +1,4 @@
-"""The error for systems outside the cluster: MLflow, Databricks and Git servers."""
+"""The error for systems outside the cluster: MLflow, Databricks, Git servers and Prometheus."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ UNREACHABLE = (
     ConditionReason.MLFLOW_UNREACHABLE,
     ConditionReason.DATABRICKS_UNREACHABLE,
     ConditionReason.GIT_UNREACHABLE,
+    ConditionReason.PROMETHEUS_UNREACHABLE,
 )
 """Reasons of problems in which the server did not respond."""
 
