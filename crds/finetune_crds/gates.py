@@ -28,15 +28,17 @@ GateName = Annotated[
 ]
 
 
+BOUNDS_RULES = (
+    ("has(self.min) || has(self.max)", "set min, max, or both"),
+    ("!has(self.min) || !has(self.max) || self.min <= self.max", "min must not be above max", ".min"),
+)
+"""The rules of an object with the fields min and max."""
+
+
 class MetricGate(ApiModel):
     """Bounds of a number. Without `job`, the gate reads the tag of the version with this name or else the metric of its run."""
 
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            ("has(self.min) || has(self.max)", "set min, max, or both"),
-            ("!has(self.min) || !has(self.max) || self.min <= self.max", "min must not be above max", ".min"),
-        )
-    )
+    model_config = ConfigDict(json_schema_extra=rules(*BOUNDS_RULES))
 
     name: Name
     """Name of the metric."""

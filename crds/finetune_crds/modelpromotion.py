@@ -11,6 +11,7 @@ from finetune_crds.env import LocalReference, ObjectReference
 from finetune_crds.gates import Gates
 from finetune_crds.mlflow_names import NOT_IN_UNITY_TAGS, UNITY_TAGS_MESSAGE, Alias, ModelName, Tags
 from finetune_crds.promotion_status import ModelPromotionStatus
+from finetune_crds.regression import OnRegression
 from finetune_crds.serving import Serving
 from finetune_crds.windows import Windows
 
@@ -185,6 +186,8 @@ class ModelPromotionSpec(ApiModel):
     on_drift: Literal["Repair", "Warn", "Adopt"] = "Repair"
     """Reaction when someone else moves the alias: move it back (Repair), report it (Warn), or accept it until the
     source names a new version (Adopt)."""
+    on_regression: OnRegression | None = None
+    """Reaction to a number that gets out of bounds after a move. Default: none."""
     on_delete: Literal["KeepAlias", "RemoveAlias"] = "KeepAlias"
     """Whether the alias stays or is removed when this resource is deleted."""
     rollback_to: Rollback | None = None

@@ -31,7 +31,15 @@ def _drop_unknown_phase(value: object) -> object:
 
 Verdict = Literal["Passed", "Failed", "Inconclusive"]
 MoveReason = Literal[
-    "Promoted", "RolledBack", "Reverted", "Repaired", "Adopted", "Withdrawn", "Overtaken", "VersionDeleted"
+    "Promoted",
+    "RolledBack",
+    "Reverted",
+    "Repaired",
+    "Adopted",
+    "Withdrawn",
+    "Regressed",
+    "Overtaken",
+    "VersionDeleted",
 ]
 """The reason why an alias points at another version.
 
@@ -41,6 +49,7 @@ MoveReason = Literal[
 - Repaired: the operator moved the alias back after someone else moved it.
 - Adopted: someone else moved the alias, and onDrift is Adopt.
 - Withdrawn: the endpoint of the version failed.
+- Regressed: the number of spec.onRegression was out of bounds for too long.
 - Overtaken: someone else moved the alias faster than the operator.
 - VersionDeleted: someone deleted the version that the alias pointed at.
 """
@@ -170,19 +179,33 @@ class Withheld(ApiModel):
 
     version: _Version
     """The version."""
-    reason: Literal["Adopted", "Withdrawn"]
-    """Adopted: someone moved the alias to another version. Withdrawn: the endpoint of the version failed."""
+    reason: Literal["Adopted", "Withdrawn", "Regressed"]
+    """Adopted: someone moved the alias to another version. Withdrawn: the endpoint of the version failed. Regressed: the
+    number of spec.onRegression was out of bounds for too long."""
     digest: str
     """Digest of spec.gates and spec.serving at that time. After Withdrawn, the operator tries the version again if either
     changes."""
     back: _Version | None = None
-    """After Withdrawn: the version that the alias and the endpoint return to. Absent if the alias had no version before; the
+    """After Withdrawn and Regressed: the version that the alias and the endpoint return to. Absent if the alias had no version before; the
     alias is then removed."""
     message: _Sentence
     """Reason in a sentence."""
 
 
+class Watch(ApiModel):
+    """The version whose number `spec.onRegression` watches."""
+
+    version: _Version
+    """The version that the alias moved to."""
+    start_time: datetime | None = None
+    """When the time of the watch started. Absent until the endpoint serves the version."""
+    breach_time: datetime | None = None
+    """Since when the number is out of bounds. Absent while it is not."""
+
+
 MAX_VERSION_RECORDS = 64
+REGRESSED = "Regressed"
+"""`VersionRecord.bad` of a version whose number got out of bounds. Unlike a failure at the endpoint, no change of the spec ends it."""
 
 
 class VersionRecord(ApiModel):
@@ -201,7 +224,7 @@ class VersionRecord(ApiModel):
     approved_by: str | None = None
     """Who approved it."""
     bad: str | None = None
-    """Digest of the spec with which it failed. That is, of the gates and spec.serving, when its endpoint failed."""
+    """Why it is not promoted again. The digest of the gates and spec.serving with which its endpoint failed, or Regressed."""
     skipped: bool | None = None
     """True if it is passed over. Someone moved the alias elsewhere, and onDrift is Adopt."""
 
@@ -238,6 +261,8 @@ class Journal(ApiModel):
     alias back, unless there is no version to move it back to."""
     withheld: Withheld | None = None
     """A version that the operator does not promote for now."""
+    watch: Watch | None = None
+    """The version that is watched after its move."""
     lost: str | None = None
     """The version whose deletion removed the alias, until the alias is set again."""
     untagged: str | None = None
@@ -302,6 +327,11 @@ class ModelPromotionStatus(ApiModel):
     def abandoned(self) -> Move | None:
         """The move that was given up."""
         return self.journal.abandoned if self.journal else None
+
+    @property
+    def watch(self) -> Watch | None:
+        """The version that is watched after its move."""
+        return self.journal.watch if self.journal else None
 
     @property
     def lost(self) -> str | None:

@@ -16,7 +16,6 @@ from finetune_crds.resources import Resource
 Schema = dict[str, Any]
 _AS_IN_SPEC = "As in the spec."
 _INTERNAL_STATE = "Internal state of the operator"
-_INTERNAL = "Internal."
 # A reference to another field costs the reader a step, so it must be this much shorter than the description that it replaces.
 _MIN_SAVED_CHARACTERS = 10
 # Operators of CEL with the spaces around them; the first alternative skips literal texts.
@@ -238,12 +237,15 @@ def _shorten(schema: Schema, *, is_internal: bool = False) -> Schema:
 
     Args:
         schema: the schema of an object, or of a part of one.
-        is_internal: whether the object is internal state of the operator. Its fields are described as internal only.
+        is_internal: whether the object is internal state of the operator. Its fields have no descriptions.
     """
     shortened = dict(schema)
     if "description" in schema:
         description = schema["description"]
-        shortened["description"] = _INTERNAL if is_internal else shorten_description(description)
+        if is_internal:
+            del shortened["description"]
+        else:
+            shortened["description"] = shorten_description(description)
         is_internal = is_internal or description.startswith(_INTERNAL_STATE)
     if schema.get("minLength") == 1 and "pattern" in schema and not re.search(schema["pattern"], ""):
         # The pattern already refuses an empty text.

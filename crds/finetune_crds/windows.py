@@ -21,7 +21,7 @@ class Window(ApiModel):
     name: GateName
     """Name of the window."""
     schedule: Annotated[str, Field(max_length=128, pattern=_FIVE_FIELDS)]
-    """Times at which the window opens, as a cron expression like `schedule` of a FineTuneSchedule."""
+    """Opening times as a cron expression. It has the syntax of `schedule` of a FineTuneSchedule."""
     duration_seconds: Annotated[int, Field(ge=60, le=_WEEK_IN_SECONDS)]
     """Seconds until the window closes."""
     time_zone: TimeZone = "Etc/UTC"

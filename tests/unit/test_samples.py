@@ -31,9 +31,9 @@ from finetune_crds.schema import Schema, crd
 from finetune_crds.sinks import find_sink
 from finetune_operator.finetunejob.decide.accept import unsupported_fields
 from finetune_operator.finetunejob.draft import mistakes
-from finetune_operator.policy.cron import Cron
 from finetune_operator.modelpromotion.decide import accept as promotion
 from finetune_operator.policy.address import find_passwords
+from finetune_operator.policy.cron import Cron
 from finetune_operator.serving.choose import choose_backend
 from finetune_operator.serving.databricks import traffic
 from finetune_operator.settings import Settings

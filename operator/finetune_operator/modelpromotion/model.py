@@ -98,6 +98,14 @@ def find_run_id(job: Json) -> str | None:
 
 
 @dataclass(frozen=True)
+class Reading:
+    """The number of spec.onRegression; None if it could not be read, and `problem` says why."""
+
+    value: float | None = None
+    problem: Problem | None = None
+
+
+@dataclass(frozen=True)
 class Observed:
     """The observed state of a promotion.
 
@@ -111,6 +119,7 @@ class Observed:
         endpoint: the serving endpoint; None if it was not read.
         gate_jobs: the Jobs of the gates that exist, for whichever version.
         ownership: which installation moves the alias.
+        reading: the number of spec.onRegression; None if no version is watched.
     """
 
     problem: Problem | None = None
@@ -122,6 +131,7 @@ class Observed:
     endpoint: Endpoint | None = None
     gate_jobs: tuple[ObservedJob, ...] = ()
     ownership: Ownership = UNSUPPORTED
+    reading: Reading | None = None
 
     def alias(self, name: str) -> str | None:
         """The version that an alias points at."""

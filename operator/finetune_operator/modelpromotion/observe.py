@@ -14,7 +14,7 @@ from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason
 from finetune_crds.modelpromotion import ModelPromotionSpec, PromotionTracking
 from finetune_crds.promotion_status import ModelPromotionStatus
-from finetune_operator import names, secrets
+from finetune_operator import names, prometheus, secrets
 from finetune_operator.controller.reading import read_spec, read_status
 from finetune_operator.controller.reconciler import utc_now
 from finetune_operator.controller.store import Store
@@ -23,9 +23,10 @@ from finetune_operator.kube import Kube
 from finetune_operator.mlflow.runs import Server
 from finetune_operator.modelpromotion.conflicts import ConflictFinder
 from finetune_operator.modelpromotion.gate_job_reader import GateJobReader
-from finetune_operator.modelpromotion.model import Observed, Promotion, SourceJob
+from finetune_operator.modelpromotion.model import Observed, Promotion, Reading, SourceJob
 from finetune_operator.modelpromotion.version_records import import_history
 from finetune_operator.modelpromotion.versions import main_version, named_version, target_version
+from finetune_operator.prometheus import Prometheus
 from finetune_operator.registry.alias_owners import AliasOwners
 from finetune_operator.registry.base import ModelVersion, RegisteredModel, Registry, is_same_name
 from finetune_operator.registry.choose import open_registry, resolve_registry
@@ -124,6 +125,8 @@ class ModelPromotionObserver:
     open: Open = open_registry
     open_runs: OpenRuns = open_tracked
     now: Callable[[], datetime] = utc_now
+    open_prometheus: Callable[[str, str], Prometheus] = Prometheus
+    """Returns the server at an address, with a token."""
     owners: AliasOwners | None = None
     """Finds which installation moves an alias; None if there is only this one."""
     _models: dict[_ModelKey, _CachedModel] = field(default_factory=dict)
@@ -162,6 +165,7 @@ class ModelPromotionObserver:
         except ExternalError as error:
             return Observed(problem=error.problem, job=job, loop=loop, gate_jobs=gate_jobs)
         endpoint = await self._read_endpoint(promotion, spec)
+        reading = await self._read_number(promotion, spec)
         return Observed(
             model=model,
             versions=versions,
@@ -170,6 +174,7 @@ class ModelPromotionObserver:
             endpoint=endpoint,
             gate_jobs=gate_jobs,
             ownership=ownership,
+            reading=reading,
         )
 
     async def registry(self, promotion: Promotion) -> Registry:
@@ -303,6 +308,24 @@ class ModelPromotionObserver:
         except ExternalError as error:
             return Endpoint(problem=error.problem)
 
+    async def _read_number(self, promotion: Promotion, spec: ModelPromotionSpec) -> Reading | None:
+        """The number of spec.onRegression, or the problem that keeps it from being read; None while no version is watched."""
+        watch = promotion.status.watch
+        is_held = spec.suspend or spec.rollback_to is not None or promotion.deleting
+        if spec.on_regression is None or watch is None or is_held:
+            return None
+        query, namespace = spec.on_regression.prometheus, promotion.namespace
+        try:
+            secret = await secrets.read(
+                self.kube, namespace, query.secret_ref, secrets.PROMETHEUS, (prometheus.TOKEN,)
+            )
+            server = self.open_prometheus(query.url, (secret or {}).get(prometheus.TOKEN, ""))
+            # Another login may be throttled on its own.
+            outage_key = ("prometheus", normalize_address(query.url), secrets.build_key(secret))
+            return Reading(await self._outages.ask(outage_key, partial(server.read_number, query.query)))
+        except ExternalError as error:
+            return Reading(problem=error.problem)
+
     def _find_job(self, promotion: Promotion, spec: ModelPromotionSpec) -> SourceJob | None:
         """The FineTuneJob that the source names, from the store."""
         body = self.store.finetunejobs.get((promotion.namespace, spec.source.job_name))
@@ -348,9 +371,11 @@ def _is_settled(promotion: Promotion, spec: ModelPromotionSpec, model: Registere
 def find_needed_versions(promotion: Promotion, spec: ModelPromotionSpec, observed: Observed) -> set[str]:
     """The versions that must be read.
 
-    There are none while the alias is at its target, unless the endpoint, the deletion or a missing identity needs them.
+    There are none while the alias is at its target, unless the endpoint, the deletion, a missing identity, or a version that may have to be
+    withdrawn needs them.
     """
     status, holder = promotion.status, observed.alias(spec.alias)
+    may_go_back = _may_go_back(status)
     candidate = named_version(spec, observed)
     target = target_version(spec, status)
     at_rest = (target or candidate) == holder == status.promoted and status.move is None
@@ -359,16 +384,23 @@ def find_needed_versions(promotion: Promotion, spec: ModelPromotionSpec, observe
         and status.untagged is None
         and promotion.backend is None
         and not promotion.deleting
+        and not may_go_back
         and _is_identified(status)
     ):
         return set()
     move_target = status.move.to_version if status.move else None
     versions = {candidate, holder, target, status.promoted, move_target}
-    if promotion.backend:
+    if promotion.backend or may_go_back:
         saved = status.serving.saved if status.serving else None
         back = status.withheld.back if status.withheld else None
         versions |= {status.previous, back, main_version(saved or [])}
     return {version for version in versions if version is not None}
+
+
+def _may_go_back(status: ModelPromotionStatus) -> bool:
+    """Whether the version with the alias is out of bounds after its move, or is withheld."""
+    is_breached = status.watch is not None and status.watch.breach_time is not None
+    return is_breached or (status.withheld is not None and status.withheld.version == status.promoted)
 
 
 def _is_identified(status: ModelPromotionStatus) -> bool:

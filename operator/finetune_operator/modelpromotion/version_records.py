@@ -18,7 +18,9 @@ from finetune_crds.promotion_status import (
 # The version that the alias leaves by such a move had the alias before, and may have had it before this promotion.
 _REASONS_FROM_HOLDER = ("Promoted", "Reverted", "Adopted")
 # A version that loses the alias by such a move must be judged again.
-_LOSS_REASONS = ("Withdrawn", "RolledBack", "VersionDeleted")
+_LOSS_REASONS = ("Withdrawn", "Regressed", "RolledBack", "VersionDeleted")
+# A version that loses the alias by such a move failed: it is no version to fall back to.
+_FAILURE_REASONS = ("Withdrawn", "Regressed")
 _UNJUDGED: dict[str, Any] = {"gates": None, "approved_by": None}
 
 
@@ -50,7 +52,7 @@ def record_move(status: ModelPromotionStatus, move: Move) -> ModelPromotionStatu
     if before is not None and move.reason in _REASONS_FROM_HOLDER:
         status = update_record(status, before, held=True)
     if before is not None and move.reason in _LOSS_REASONS:
-        lost = {**_UNJUDGED, "held": None} if move.reason == "Withdrawn" else _UNJUDGED
+        lost = {**_UNJUDGED, "held": None} if move.reason in _FAILURE_REASONS else _UNJUDGED
         status = update_record(status, before, **lost)
     if after is None or move.reason in ("Repaired", "Overtaken"):
         return status
@@ -87,7 +89,7 @@ def import_history(status: ModelPromotionStatus) -> ModelPromotionStatus:
             imported = _clear(_set_lost(imported, None), "gates", "approved_by")
     withheld = status.withheld
     if withheld:
-        decision = {"bad": withheld.digest} if withheld.reason == "Withdrawn" else {"skipped": True}
+        decision = {"skipped": True} if withheld.reason == "Adopted" else {"bad": withheld.digest}
         imported = update_record(imported, withheld.version, **decision)
     return imported
 

@@ -30,6 +30,11 @@ def target_version(spec: ModelPromotionSpec, status: ModelPromotionStatus) -> st
     return rollback.version if rollback and rollback.requested == rollback_to.text else status.previous
 
 
+def is_older(version: str, promoted: str | None) -> bool:
+    """Whether a version was registered before the promoted one, so that a move to it goes back; True without a promoted version."""
+    return promoted is None or int(version) < int(promoted)
+
+
 def main_version(routes: Sequence[Route]) -> str | None:
     """The version with the largest share of the traffic; None without routes."""
     return max(routes, key=lambda route: route.percent).version if routes else None

@@ -33,6 +33,7 @@ def test_what_is_not_said_has_its_default() -> None:
         "soakSeconds": 0,
         "windows": [],
         "onDrift": "Repair",
+        "onRegression": None,
         "onDelete": "KeepAlias",
         "rollbackTo": None,
         "suspend": False,

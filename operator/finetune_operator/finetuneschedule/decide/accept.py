@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason, ConditionType
-from finetune_operator.policy.cron import Cron, CronError
 from finetune_operator.finetuneschedule.decide.draft import Draft
+from finetune_operator.policy.cron import Cron, CronError
 from finetune_operator.policy.result import Continue, Outcome, Stop
 
 _NO_SOURCE = (

@@ -9,9 +9,9 @@ from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.finetuneschedule import FineTuneScheduleSpec
 from finetune_crds.schedule_status import FineTuneScheduleStatus
-from finetune_operator.policy.cron import Cron
 from finetune_operator.finetuneschedule.model import Observed, Schedule, ScheduleDecision, ScheduledJob
 from finetune_operator.finetuneschedule.template import build_job
+from finetune_operator.policy.cron import Cron
 from finetune_operator.policy.result import Outcome, Stop
 from finetune_operator.policy.status import StatusBuilder
 

@@ -9,9 +9,9 @@ from finetune_operator.modelpromotion.decide.draft import Draft
 from finetune_operator.modelpromotion.versions import main_version
 
 # Reasons of moves whose version skips the canary, because it was served before.
-_REASONS_WITHOUT_CANARY = ("RolledBack", "Withdrawn", "Repaired")
+_REASONS_WITHOUT_CANARY = ("RolledBack", "Withdrawn", "Regressed", "Repaired")
 # Reasons of moves that only return the alias to a version.
-_RETURN_REASONS = ("Withdrawn", "Repaired", "Overtaken")
+_RETURN_REASONS = ("Withdrawn", "Regressed", "Repaired", "Overtaken")
 # Reasons of moves that undo a move by somebody else, or that came too late because somebody else had moved the alias: they do not show
 # which versions this promotion chose.
 _DRIFT_REASONS = ("Repaired", "Overtaken")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.modelpromotion import ModelPromotionSpec
-from finetune_crds.promotion_status import ModelPromotionStatus, Move, Withheld
+from finetune_crds.promotion_status import REGRESSED, ModelPromotionStatus, Move, Watch, Withheld
 from finetune_crds.serving import Serving
 from finetune_operator.modelpromotion.decide.digests import terms_digest
 from finetune_operator.modelpromotion.model import Observed, Promotion, PromotionAction, PromotionDecision
@@ -74,7 +74,7 @@ class Draft(StatusBuilder[ModelPromotionStatus]):
         """The version whose deletion removed the alias, until the alias is set again."""
         return self.status.lost
 
-    def remember(self, **entries: Move | Withheld | str | None) -> None:
+    def remember(self, **entries: Move | Withheld | Watch | str | None) -> None:
         """Write entries of the journal; None removes an entry."""
         self.update(journal=self.status.change_journal(**entries))
 
@@ -82,19 +82,25 @@ class Draft(StatusBuilder[ModelPromotionStatus]):
         """Report why the alias is not at its target."""
         self.set(ConditionType.PROMOTED, False, reason, message)
 
-    def withhold(self, version: str, back: str | None, message: str) -> None:
-        """Withhold a version that failed at its endpoint. If it has the alias, the next pass moves the alias.
+    def withhold(
+        self,
+        version: str,
+        back: str | None,
+        message: str,
+        *,
+        reason: Literal["Withdrawn", "Regressed"] = "Withdrawn",
+    ) -> None:
+        """Withhold a version that failed. If it has the alias, the policy `withdraw` moves the alias.
 
         Args:
             back: the version that then gets the alias; None to remove the alias.
             message: why the version is withheld.
+            reason: whether it failed at its endpoint (Withdrawn), or after its move (Regressed).
         """
         digest = terms_digest(self.spec)
-        failed = Withheld(
-            version=version, reason="Withdrawn", digest=digest, back=back, message=truncate(message)
-        )
+        failed = Withheld(version=version, reason=reason, digest=digest, back=back, message=truncate(message))
         self.remember(withheld=failed)
-        self.record_version(version, bad=digest)
+        self.record_version(version, bad=REGRESSED if reason == "Regressed" else digest)
         self.requeue_after(0)
 
     def move_alias(

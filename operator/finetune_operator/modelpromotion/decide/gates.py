@@ -13,6 +13,7 @@ from finetune_crds.evaluation import BASE_PREFIX
 from finetune_crds.gates import ComparisonGate, Gate, MetricGate, TagGate, Tolerance
 from finetune_crds.promotion_status import GatesStatus, GateVerdict, Verdict
 from finetune_operator.modelpromotion.decide.approval import forget_waits
+from finetune_operator.modelpromotion.decide.bounds import describe_bounds, format_number, is_within
 from finetune_operator.modelpromotion.decide.digests import gates_digest
 from finetune_operator.modelpromotion.decide.draft import Draft
 from finetune_operator.modelpromotion.decide.gate_jobs import (
@@ -23,9 +24,6 @@ from finetune_operator.modelpromotion.decide.gate_jobs import (
 from finetune_operator.modelpromotion.decide.measurement import Measurement, judge_job, read_measured
 from finetune_operator.policy.result import Continue, Outcome, Stop
 from finetune_operator.registry.base import ModelVersion, find_comparison_tag
-
-# Relative to the numbers that are compared.
-_MAX_ROUNDING_ERROR = 1e-9
 
 
 def check_gates(draft: Draft) -> Outcome:
@@ -171,13 +169,11 @@ def _measure(
 
 def _judge_metric(name: str, gate: MetricGate, candidate: ModelVersion) -> GateVerdict:
     low, high = gate.min, gate.max
-    bounds = [f">= {format_number(low)}"] if low is not None else []
-    bounds += [f"<= {format_number(high)}"] if high is not None else []
-    limit = " and ".join(bounds)
+    limit = describe_bounds(low, high)
     value = _read_number(candidate, gate.name)
     if isinstance(value, str):
         return GateVerdict(name=name, verdict="Inconclusive", limit=limit, message=value)
-    met = math.isfinite(value) and _is_within(value, low, high)
+    met = math.isfinite(value) and is_within(value, low, high)
     verdict: Verdict = "Passed" if met else "Failed"
     message = f"{gate.name} is {format_number(value)}, which {'meets' if met else 'does not meet'} {limit}"
     return GateVerdict(name=name, verdict=verdict, value=format_number(value), limit=limit, message=message)
@@ -230,7 +226,7 @@ def _judge_comparison(
         )
     low, high = _bounds(gate, baseline_value)
     limit = f"<= {format_number(high)}" if high is not None else f">= {format_number(low)}"
-    met = _is_within(value, low, high)
+    met = is_within(value, low, high)
     verdict: Verdict = "Passed" if met else "Failed"
     message = (
         f"{gate.metric} is {format_number(value)}, which {'meets' if met else 'does not meet'} {limit}, since version {baseline.version.version}, "
@@ -327,16 +323,6 @@ def _margin(tolerance: Tolerance | None, baseline_value: float) -> float:
     )
 
 
-def _is_within(value: float, low: float | None, high: float | None) -> bool:
-    """Whether a number is between two bounds; None for no bound."""
-    return (low is None or _at_most(low, value)) and (high is None or _at_most(value, high))
-
-
-def _at_most(low: float, high: float) -> bool:
-    # NB: in floating point 0.3 - 0.1 is less than 0.2, but 0.2 must count as better than 0.3 by 0.1.
-    return low <= high or math.isclose(low, high, rel_tol=_MAX_ROUNDING_ERROR)
-
-
 def _read_number(version: ModelVersion, name: str) -> float | str:
     """Return a number of a version, or a message that explains why the version does not have the number.
 
@@ -357,11 +343,6 @@ def _read_number(version: ModelVersion, name: str) -> float | str:
         return float(text)
     except ValueError:
         return f"tag {name} of version {version.version} is {_shorten(text)!r}, which is not a number"
-
-
-def format_number(value: float | None) -> str:
-    """A number in the format of messages and the status; empty for None."""
-    return f"{value:.6g}" if value is not None else ""
 
 
 def _shorten(text: str, limit: int = 200) -> str:

@@ -12,12 +12,15 @@ from datetime import timedelta
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.promotion_status import Move, MoveReason
 from finetune_operator.modelpromotion.decide.draft import Draft, truncate
+from finetune_operator.modelpromotion.decide.regression import begin_watch
 from finetune_operator.modelpromotion.decide.version_tags import build_tags
 from finetune_operator.modelpromotion.version_records import record_move
 from finetune_operator.policy.result import Continue, Outcome, Stop
 from finetune_operator.registry.ownership import SETTLE_SECONDS
 
 MAX_HISTORY = 20
+# Reasons of moves from a version that failed, or that a person did not want.
+_FAILURE_REASONS = ("Withdrawn", "Regressed", "RolledBack")
 # Longer than the time limits of requests to the registry.
 _LATE_WRITE_TIMEOUT = timedelta(minutes=10)
 
@@ -55,20 +58,22 @@ def complete(draft: Draft, move: Move) -> None:
         "Adopted": move.from_version,
         "Repaired": unchanged_previous,
         "Withdrawn": _find_predecessor(draft.status.history, move.to_version),
+        "Regressed": _find_predecessor(draft.status.history, move.to_version),
     }[move.reason]
     record(draft, move)
     # `version_tags.tag_version` removes this entry if the version has its tags.
     draft.remember(untagged=move.to_version)
     # A withdrawal without a predecessor forgets the previous version, which may be a version that failed.
-    if previous is None and move.reason != "Withdrawn":
+    if previous is None and move.reason not in ("Withdrawn", "Regressed"):
         previous = unchanged_previous
     draft.update(promoted=move.to_version, previous=previous)
     draft.set(ConditionType.PROMOTED, True, ConditionReason(move.reason), move.message)
+    begin_watch(draft, move)
 
 
 def _find_predecessor(history: list[Move], version: str | None) -> str | None:
     """The last version that lost the alias to `version` and was never withdrawn or rolled back. The history is newest first."""
-    failed = {item.from_version for item in history if item.reason in ("Withdrawn", "RolledBack")}
+    failed = {item.from_version for item in history if item.reason in _FAILURE_REASONS}
     gain_reasons = ("Promoted", "Reverted", "Adopted")
     predecessors = (
         item.from_version for item in history if item.to_version == version and item.reason in gain_reasons

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from finetune_crds.conditions import ConditionReason, ConditionType
-from finetune_crds.promotion_status import MoveReason, Withheld
+from finetune_crds.promotion_status import REGRESSED, MoveReason, VersionRecord, Withheld
 from finetune_operator.modelpromotion.decide.approval import forget_waits
 from finetune_operator.modelpromotion.decide.digests import gates_digest, terms_digest
 from finetune_operator.modelpromotion.decide.draft import Draft
@@ -14,6 +14,7 @@ from finetune_operator.modelpromotion.decide.gate_jobs import find_measurement
 from finetune_operator.modelpromotion.decide.gates import judge
 from finetune_operator.modelpromotion.decide.move import begin
 from finetune_operator.modelpromotion.decide.windows import await_window
+from finetune_operator.modelpromotion.versions import is_older
 from finetune_operator.policy.result import Continue, Outcome, Stop
 
 # The message of a move for one of these reasons does not explain why the alias stays at the candidate.
@@ -21,35 +22,43 @@ _OUTDATED_REASONS: tuple[MoveReason, ...] = ("RolledBack", "Overtaken", "Version
 
 
 def withdraw(draft: Draft) -> Outcome:
-    """Take the alias from a version whose endpoint failed, and do not promote a version that failed or was skipped."""
+    """Take the alias from a version that failed, and do not promote a version that failed or was skipped."""
     _forget_outdated(draft)
     withheld, status = draft.status.withheld, draft.status
-    if withheld and withheld.reason == "Withdrawn" and status.promoted == withheld.version:
+    if withheld and withheld.reason != "Adopted" and status.promoted == withheld.version:
         return _take_back(draft, withheld)
     if withheld and status.candidate in (None, withheld.version):
-        message = withheld.message
-        is_skipped = withheld.reason == "Adopted"
+        message, reason = withheld.message, ConditionReason(withheld.reason)
     else:
         record = status.find_record(status.candidate)
         if record is None or status.promoted == record.version or not record.is_withheld:
             return Continue
-        is_skipped = not record.bad
-        message = _describe_withheld(draft, record.version, is_skipped=is_skipped)
+        reason = _find_reason(record)
+        message = _describe_withheld(draft, record.version, reason)
     forget_waits(draft)
-    if is_skipped:
-        draft.set(ConditionType.PROMOTED, True, ConditionReason.ADOPTED, message)
+    if reason == ConditionReason.ADOPTED:
+        draft.set(ConditionType.PROMOTED, True, reason, message)
     else:
-        draft.stop(ConditionReason.WITHDRAWN, message)
+        draft.stop(reason, message)
     return Stop
 
 
-def _describe_withheld(draft: Draft, version: str, *, is_skipped: bool) -> str:
+def _find_reason(record: VersionRecord) -> ConditionReason:
+    """Why a version is not promoted that failed or was skipped."""
+    if not record.bad:
+        return ConditionReason.ADOPTED
+    return ConditionReason.REGRESSED if record.bad == REGRESSED else ConditionReason.WITHDRAWN
+
+
+def _describe_withheld(draft: Draft, version: str, reason: ConditionReason) -> str:
     """Explain why a version is not promoted that failed or was skipped before another candidate."""
-    if is_skipped:
+    if reason == ConditionReason.ADOPTED:
         return (
             f"version {version} is skipped, because somebody else moved alias {draft.spec.alias} to version {draft.status.promoted} "
             "instead, and spec.onDrift is Adopt"
         )
+    if reason == ConditionReason.REGRESSED:
+        return f"version {version} regressed after its move before: promote another version, or set spec.rollbackTo to it"
     return f"version {version} failed at its endpoint before: change spec.gates or spec.serving to try it again, or set spec.rollbackTo to it"
 
 
@@ -57,7 +66,7 @@ def _forget_outdated(draft: Draft) -> None:
     """Forget the failures under other requirements, and the withheld version that neither has the alias nor is the candidate."""
     digest = terms_digest(draft.spec)
     for record in draft.status.registry.versions if draft.status.registry else []:
-        if record.bad not in (None, digest):
+        if record.bad not in (None, REGRESSED, digest):
             draft.record_version(record.version, bad=None)
     withheld = draft.status.withheld
     if withheld is None:
@@ -75,9 +84,10 @@ def _take_back(draft: Draft, withheld: Withheld) -> Outcome:
     back = withheld.back or draft.status.previous
     if back is not None and draft.observed.versions.get(back) is None:
         message = f"{withheld.message}; version {back}, which had the alias before, no longer exists"
-        draft.stop(ConditionReason.WITHDRAWN, message)
+        draft.stop(ConditionReason(withheld.reason), message)
         return Stop
-    return begin(draft, back, "Withdrawn", withheld.message, by=promotion_actor(draft))
+    reason: MoveReason = "Regressed" if withheld.reason == "Regressed" else "Withdrawn"
+    return begin(draft, back, reason, withheld.message, by=promotion_actor(draft))
 
 
 def settle(draft: Draft) -> Outcome:
@@ -126,11 +136,6 @@ def revert(draft: Draft) -> Outcome:
         gates=digest,
         approved=True if record.approved_by else None,
     )
-
-
-def is_older(version: str, promoted: str | None) -> bool:
-    """Whether a version was registered before the promoted one, so that a move to it goes back; True without a promoted version."""
-    return promoted is None or int(version) < int(promoted)
 
 
 def _still_passes(draft: Draft, version: str) -> bool:

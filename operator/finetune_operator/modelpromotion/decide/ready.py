@@ -18,7 +18,14 @@ from finetune_operator.modelpromotion.model import Promotion
 from finetune_operator.policy.ready import Readiness, summarize
 
 # Moves to a version that passed its gates, or that a person chose.
-_APPROVED_REASONS: tuple[MoveReason, ...] = ("Promoted", "Reverted", "RolledBack", "Withdrawn", "Adopted")
+_APPROVED_REASONS: tuple[MoveReason, ...] = (
+    "Promoted",
+    "Reverted",
+    "RolledBack",
+    "Withdrawn",
+    "Regressed",
+    "Adopted",
+)
 
 
 def summarize_status(
@@ -136,7 +143,7 @@ def _is_settled(spec: ModelPromotionSpec, status: ModelPromotionStatus) -> bool:
         return target.version == status.current
     withheld = status.withheld
     is_withdrawal_due = (
-        withheld is not None and withheld.reason == "Withdrawn" and withheld.version == status.current
+        withheld is not None and withheld.reason != "Adopted" and withheld.version == status.current
     )
     return not is_withdrawal_due
 

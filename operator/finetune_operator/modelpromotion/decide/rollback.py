@@ -7,6 +7,7 @@ from finetune_crds.promotion_status import Move, RollbackStatus
 from finetune_operator.modelpromotion.decide.approval import forget_waits
 from finetune_operator.modelpromotion.decide.draft import Draft
 from finetune_operator.modelpromotion.decide.move import begin, record
+from finetune_operator.modelpromotion.decide.regression import forget_watch
 from finetune_operator.modelpromotion.versions import target_version
 from finetune_operator.policy.result import Continue, Outcome, Stop
 
@@ -23,6 +24,7 @@ def roll_back(draft: Draft) -> Outcome:
         draft.update(rollback=None)
         return Continue
     forget_waits(draft)
+    forget_watch(draft)
     target = target_version(draft.spec, draft.status)
     if target is None:
         message = (

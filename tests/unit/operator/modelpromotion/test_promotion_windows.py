@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from finetune_operator.errors import Problem
 from finetune_crds.conditions import ConditionReason
+from finetune_operator.errors import Problem
 from fixtures.fake_databricks import Workspace
 from fixtures.operator_in_memory.promotions import PREVIOUS, World, back_to
 from fixtures.operator_in_memory.serving import GATE, STEPS, Databricks

@@ -56,6 +56,8 @@ CASES: dict[str, tuple[list[Condition], PromotionPhase]] = {
     "the registry refuses the move": (not_promoted(ConditionReason.MOVE_REFUSED), "Promoting"),
     "another registry": (not_promoted(ConditionReason.REGISTRY_CHANGED), "Blocked"),
     "moved by someone else": (not_promoted(ConditionReason.ALIAS_MOVED), "Blocked"),
+    "the version with the alias is out of bounds": (not_promoted(ConditionReason.BREACHED), "Pending"),
+    "regressed": (not_promoted(ConditionReason.REGRESSED), "Refused"),
     "no window is open": (not_promoted(ConditionReason.AWAITING_WINDOW), "Pending"),
     "withdrawn": (not_promoted(ConditionReason.WITHDRAWN), "Refused"),
     "nothing to go back to": (not_promoted(ConditionReason.NOTHING_TO_ROLL_BACK_TO), "Blocked"),

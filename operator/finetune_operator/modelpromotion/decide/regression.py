@@ -1,0 +1,189 @@
+"""spec.onRegression: watch a number after the alias has moved to a candidate, and move the alias back if the number gets out of bounds.
+
+The watch is in the journal, so a restart loses nothing. A number that cannot be read moves no alias: whether it is out of bounds is then
+unknown, and the time of `forSeconds` starts again.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from finetune_crds.conditions import ConditionReason, ConditionType
+from finetune_crds.promotion_status import Move, Watch
+from finetune_crds.regression import OnRegression
+from finetune_operator.modelpromotion.decide import canary
+from finetune_operator.modelpromotion.decide.bounds import describe_bounds, format_number, is_within
+from finetune_operator.modelpromotion.decide.draft import Draft
+from finetune_operator.modelpromotion.versions import is_older
+from finetune_operator.policy.result import Continue, Outcome, Stop
+from finetune_operator.text import format_time, shorten
+
+_MAX_NAME_CHARS = 200
+
+
+def begin_watch(draft: Draft, move: Move) -> None:
+    """After a move of the alias: watch the version if it was the candidate. A move back, or one that a person chose, is not watched."""
+    if move.reason == "Repaired":
+        # The alias is where it was before the drift.
+        return
+    draft.remember(watch=None)
+    if move.reason != "Regressed":
+        draft.unset(ConditionType.REGRESSED)
+    version = move.to_version
+    if draft.spec.on_regression is None or version is None:
+        return
+    is_forward = move.reason == "Reverted" and not is_older(version, move.from_version)
+    if move.reason == "Promoted" or is_forward:
+        draft.remember(watch=Watch(version=version))
+
+
+def forget_watch(draft: Draft) -> None:
+    """End the watch without a result."""
+    if draft.status.watch is not None:
+        draft.remember(watch=None)
+        draft.unset(ConditionType.REGRESSED)
+
+
+def watch_version(draft: Draft) -> Outcome:
+    """Judge the number of the version that is watched, and withhold the version if it regressed. Always continues the pass."""
+    spec, watch = draft.spec.on_regression, draft.status.watch
+    if spec is None:
+        draft.remember(watch=None)
+        draft.unset(ConditionType.REGRESSED)
+    elif watch is not None and watch.version != draft.status.promoted:
+        forget_watch(draft)
+    elif watch is not None:
+        _judge(draft, spec, watch)
+    return Continue
+
+
+def await_recovery(draft: Draft) -> Outcome:
+    """Each pass ends here while the version with the alias is out of bounds, unless the move to the candidate has begun.
+
+    NB: otherwise, the alias could later move back to that version, which would not be watched then.
+    """
+    spec, watch, version = draft.spec.on_regression, draft.status.watch, draft.status.candidate or ""
+    begun_version = draft.begun.to_version if draft.begun else None
+    if spec is None or watch is None or watch.breach_time is None or begun_version == version:
+        return Continue
+    message = (
+        f"version {version} meets every requirement; alias {draft.spec.alias} moves to it once {_name(spec)} of version {watch.version} is "
+        f"{describe_bounds(spec.min, spec.max)} again, or the alias has moved back"
+    )
+    draft.stop(ConditionReason.BREACHED, message)
+    return Stop
+
+
+def _judge(draft: Draft, spec: OnRegression, watch: Watch) -> None:
+    draft.requeue_after(draft.settings.poll_seconds)
+    if watch.start_time is None and _is_served(draft, watch.version):
+        watch = watch.model_copy(update={"start_time": draft.now})
+    reading = draft.observed.reading
+    if reading is None:
+        # The watch began in this pass.
+        _report_watching(draft, spec, watch)
+    elif reading.value is None:
+        _handle_unreadable(draft, spec, watch, reading.problem.message if reading.problem else "")
+    elif is_within(reading.value, spec.min, spec.max):
+        _handle_good(draft, spec, watch)
+    else:
+        _handle_breach(draft, spec, watch, reading.value)
+
+
+def _is_served(draft: Draft, version: str) -> bool:
+    """Whether the endpoint serves only the version; True without an endpoint."""
+    if draft.serving is None:
+        return True
+    status = canary.serving_status(draft)
+    return status.version == version and not status.step and draft.holds(ConditionType.SERVED)
+
+
+def _find_end(spec: OnRegression, watch: Watch) -> datetime | None:
+    """When the watch ends; None while the endpoint does not serve the version yet."""
+    return watch.start_time + timedelta(seconds=spec.watch_seconds) if watch.start_time else None
+
+
+def _report_watching(draft: Draft, spec: OnRegression, watch: Watch) -> None:
+    end = _find_end(spec, watch)
+    until = format_time(end) if end else f"{spec.watch_seconds} s after the endpoint serves the version"
+    draft.remember(watch=watch)
+    draft.set(
+        ConditionType.REGRESSED,
+        False,
+        ConditionReason.WATCHING,
+        f"version {watch.version} is watched until {until}: {_name(spec)} must be {describe_bounds(spec.min, spec.max)}",
+    )
+    if end:
+        draft.requeue_after(max((end - draft.now).total_seconds(), 0))
+
+
+def _handle_unreadable(draft: Draft, spec: OnRegression, watch: Watch, problem: str) -> None:
+    """Say why there is no number. After the end of the watch, this stays."""
+    reading = draft.observed.reading
+    reason = reading.problem.reason if reading and reading.problem else ConditionReason.METRIC_INCONCLUSIVE
+    is_over = _is_over(draft, spec, watch)
+    consequence = "the watch is over" if is_over else "the operator asks again"
+    message = (
+        f"{_name(spec)} of version {watch.version} is unknown, and no alias moves: {problem}; {consequence}"
+    )
+    draft.remember(watch=None if is_over else watch.model_copy(update={"breach_time": None}))
+    draft.set(ConditionType.REGRESSED, None, reason, message)
+
+
+def _handle_good(draft: Draft, spec: OnRegression, watch: Watch) -> None:
+    if not _is_over(draft, spec, watch):
+        _report_watching(draft, spec, watch.model_copy(update={"breach_time": None}))
+        return
+    message = f"version {watch.version} was watched for {spec.watch_seconds} s, and {_name(spec)} is {describe_bounds(spec.min, spec.max)}"
+    draft.remember(watch=None)
+    draft.set(ConditionType.REGRESSED, False, ConditionReason.WATCHED, message)
+
+
+def _is_over(draft: Draft, spec: OnRegression, watch: Watch) -> bool:
+    end = _find_end(spec, watch)
+    return end is not None and draft.now >= end
+
+
+def _handle_breach(draft: Draft, spec: OnRegression, watch: Watch, value: float) -> None:
+    """Record since when the number is out of bounds. If that is long enough, withhold the version; the policy `withdraw` then moves the alias.
+
+    NB: a breach that began during the watch counts beyond its end.
+    """
+    before = draft.promotion.status.watch
+    since = watch.breach_time or draft.now
+    draft.remember(watch=watch.model_copy(update={"breach_time": since}))
+    due = since + timedelta(seconds=spec.for_seconds)
+    breach = f"{_name(spec)} is {format_number(value)}, which is not {describe_bounds(spec.min, spec.max)}"
+    # NB: the previous version is read only once the status has a breach.
+    if draft.now >= due and before is not None and before.breach_time is not None:
+        _withhold(draft, spec, watch.version, breach)
+        return
+    draft.requeue_after(max((due - draft.now).total_seconds(), 0))
+    condition = draft.condition(ConditionType.REGRESSED)
+    if watch.breach_time is not None and condition and condition.reason == ConditionReason.BREACHED:
+        # The number may differ in each pass, and the status is not written for that.
+        return
+    message = (
+        f"version {watch.version}: {breach} since {format_time(since)}; if it stays so for {spec.for_seconds} s, alias "
+        f"{draft.spec.alias} moves back"
+    )
+    draft.set(ConditionType.REGRESSED, None, ConditionReason.BREACHED, message)
+
+
+def _withhold(draft: Draft, spec: OnRegression, version: str, breach: str) -> None:
+    """Mark the version as bad, so that the alias moves to the previous version; without one, only report the regression."""
+    alias, previous = draft.spec.alias, draft.status.previous
+    cause = f"version {version} regressed: {breach}, for {spec.for_seconds} s"
+    draft.remember(watch=None)
+    if previous is None or draft.observed.versions.get(previous) is None:
+        missing = f"version {previous} no longer exists" if previous else "no version had it before"
+        message = f"{cause}; alias {alias} stays, because {missing}: set spec.rollbackTo or register another version"
+    else:
+        message = f"{cause}; alias {alias} moves back to version {previous}"
+        draft.withhold(version, previous, message, reason="Regressed")
+    draft.set(ConditionType.REGRESSED, True, ConditionReason.REGRESSED, message)
+
+
+def _name(spec: OnRegression) -> str:
+    """The name of the number in messages."""
+    return spec.prometheus.name or shorten(spec.prometheus.query, _MAX_NAME_CHARS)
