@@ -13,6 +13,15 @@ LEAST: Json = {
     "source": {"type": "Alias", "alias": "staging"},
 }
 BETTER: Json = {"metric": "eval_loss", "goal": "Minimize", "betterBy": {"relative": 0.05}}
+WINDOW: Json = {"name": "night", "schedule": "0 2 * * *", "durationSeconds": 3600}
+QUERY: Json = {"url": "https://thanos.example.com/base", "query": "sum(rate(errors[1m]))"}
+ON_REGRESSION: Json = {
+    "action": "Rollback",
+    "prometheus": QUERY,
+    "max": 0.05,
+    "forSeconds": 60,
+    "watchSeconds": 600,
+}
 
 
 def promotion(**spec: Any) -> Json:

@@ -7,7 +7,18 @@ from typing import Any
 import pytest
 
 from integration.schema import dry_run
-from integration.schema.promotions import BETTER, LEAST, YEAR, canary, gated, promotion, served
+from integration.schema.promotions import (
+    BETTER,
+    LEAST,
+    ON_REGRESSION,
+    QUERY,
+    WINDOW,
+    YEAR,
+    canary,
+    gated,
+    promotion,
+    served,
+)
 from support.api import Api
 from support.refusals import refused
 
@@ -65,6 +76,18 @@ ACCEPTED: dict[str, Json] = {
     "the model of its own name": promotion(model=None),
     "back to text": promotion(rollbackTo={"type": "Version", "version": "2"}),
     "suspended": promotion(suspend=True),
+    "windows": promotion(
+        windows=[WINDOW, WINDOW | {"name": "b", "schedule": "@daily", "timeZone": "Asia/Tokyo"}]
+    ),
+    "a number after a move": promotion(onRegression=ON_REGRESSION),
+    "a number with all fields": promotion(
+        onRegression=ON_REGRESSION
+        | {
+            "min": 0,
+            "prometheus": {**QUERY, "name": "error rate", "secretRef": {"name": "metrics"}},
+            "forSeconds": 600,
+        }
+    ),
     "tags": promotion(tags={"ticket": "ML-7"}),
     "an endpoint": served(
         workloadSize="Large",

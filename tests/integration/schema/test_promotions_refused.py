@@ -7,7 +7,18 @@ from typing import Any
 import pytest
 
 from integration.schema import dry_run
-from integration.schema.promotions import BETTER, YEAR, canary, compared, gated, promotion, served
+from integration.schema.promotions import (
+    BETTER,
+    ON_REGRESSION,
+    QUERY,
+    WINDOW,
+    YEAR,
+    canary,
+    compared,
+    gated,
+    promotion,
+    served,
+)
 from support.api import Api
 from support.refusals import refused
 
@@ -130,6 +141,60 @@ REFUSED: dict[str, tuple[Json, str]] = {
         served(secretRef={"name": "Databricks"}),
         "spec.serving.databricks.secretRef.name in body should match",
     ),
+    "two windows of one name": (promotion(windows=[WINDOW, WINDOW]), "spec.windows[1]: Duplicate value"),
+    "a window without a duration": (
+        promotion(windows=[{"name": "night", "schedule": "@daily"}]),
+        "spec.windows[0].durationSeconds: Required value",
+    ),
+    "a window of a moment": (
+        promotion(windows=[WINDOW | {"durationSeconds": 59}]),
+        "spec.windows[0].durationSeconds in body should be greater than or equal to 60",
+    ),
+    "a window of more than a week": (
+        promotion(windows=[WINDOW | {"durationSeconds": 604801}]),
+        "spec.windows[0].durationSeconds in body should be less than or equal to 604800",
+    ),
+    "a window of six fields": (
+        promotion(windows=[WINDOW | {"schedule": "0 0 2 * * *"}]),
+        "spec.windows[0].schedule in body should match",
+    ),
+    "a window in no time zone": (
+        promotion(windows=[WINDOW | {"timeZone": "UTC+2:00"}]),
+        "spec.windows[0].timeZone in body should match",
+    ),
+    "another reaction to a number": (
+        promotion(onRegression=ON_REGRESSION | {"action": "Pause"}),
+        'spec.onRegression.action: Unsupported value: "Pause"',
+    ),
+    "a number without bounds": (
+        promotion(onRegression={key: value for key, value in ON_REGRESSION.items() if key != "max"}),
+        "spec.onRegression: Invalid value: set min, max, or both",
+    ),
+    "bounds upside down": (
+        promotion(onRegression=ON_REGRESSION | {"min": 0.5}),
+        "spec.onRegression.min: Invalid value: min must not be above max",
+    ),
+    "a breach longer than the watch": (
+        promotion(onRegression=ON_REGRESSION | {"forSeconds": 601}),
+        "spec.onRegression.forSeconds: Invalid value: forSeconds must not be above watchSeconds",
+    ),
+    "a number without a query": (
+        promotion(onRegression=ON_REGRESSION | {"prometheus": {"url": "http://prometheus:9090"}}),
+        "spec.onRegression.prometheus.query: Required value",
+    ),
+    **{
+        f"a Prometheus at {url}": (
+            promotion(onRegression=ON_REGRESSION | {"prometheus": {**QUERY, "url": url}}),
+            "spec.onRegression.prometheus.url in body should match",
+        )
+        for url in (
+            "",
+            "prometheus:9090",
+            "file:///etc/passwd",
+            "http://me:secret@prometheus",
+            "http://p?q=1",
+        )
+    },
     "a gate without a name": (
         promotion(gates=[{"metric": {"name": "eval_loss", "max": 3}}]),
         "spec.gates[0].name: Required value",

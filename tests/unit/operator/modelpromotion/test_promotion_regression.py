@@ -272,6 +272,29 @@ async def test_what_a_person_chose_is_not_watched() -> None:
     assert (simulation.status().watch, simulation.says("Regressed")) == (None, None)
 
 
+async def test_a_person_can_keep_a_version_that_is_out_of_bounds() -> None:
+    simulation = await promote()
+    simulation.numbers.value = 0.25
+    await wait(simulation, 10)
+    simulation.edit(rollbackTo=back_to("2"))
+    await wait(simulation, 100)
+    simulation.edit(rollbackTo=None)
+    await wait(simulation, 100)
+    assert (simulation.registry.aliases["champion"], simulation.says("Regressed")) == ("2", None)
+    assert simulation.moves() == [("Promoted", "1", "2")]
+
+
+async def test_a_git_revert_to_a_newer_version_is_watched_and_one_to_an_older_version_is_not() -> None:
+    simulation = world(onRegression=WATCH, gates=None, source=back_to("1"))
+    await simulation.settle()
+    for version, watched in (("2", "2"), ("1", None), ("2", "2")):
+        simulation.edit(source=back_to(version))
+        await simulation.settle()
+        watch = simulation.status().watch
+        assert (simulation.registry.aliases["champion"], watch and watch.version) == (version, watched)
+    assert [reason for reason, *_ in simulation.moves()] == ["Promoted", "Promoted", "Reverted", "Reverted"]
+
+
 async def test_a_repair_goes_on_with_the_watch_and_an_adoption_ends_it() -> None:
     simulation = await promote()
     simulation.registry.aliases["champion"] = "3"
