@@ -72,6 +72,7 @@ def decide(promotion: Promotion, observed: Observed, now: datetime, settings: Se
     run_policies(POLICIES, draft)
     # The policies may have given up the move that was in the journal.
     move.record_abandoned(draft)
+    regression.interrupt_breach(draft)
     if _can_write(draft):
         version_tags.tag_version(draft)
         _claim(draft)

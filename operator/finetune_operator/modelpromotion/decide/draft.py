@@ -39,6 +39,8 @@ class Draft(StatusBuilder[ModelPromotionStatus]):
     """The move that was in the journal when the pass started; None if the journal had none, or if the alias has moved since."""
     trial: str | None = None
     """The version whose canary comes before its move; None if the endpoint follows the alias."""
+    is_number_judged: bool = False
+    """Whether the number of spec.onRegression was judged in this pass."""
     actions: list[PromotionAction] = field(default_factory=list)
     finalizer: bool | None = None
     """Whether to set or to remove the finalizer; None to leave it unchanged."""

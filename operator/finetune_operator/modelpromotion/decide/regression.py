@@ -74,7 +74,16 @@ def await_recovery(draft: Draft) -> Outcome:
     return Stop
 
 
+def interrupt_breach(draft: Draft) -> None:
+    """In a pass that did not judge the number, because an earlier policy ended the pass: a breach does not go on, as far as is known."""
+    watch = draft.status.watch
+    if watch is not None and watch.breach_time is not None and not draft.is_number_judged:
+        draft.remember(watch=watch.model_copy(update={"breach_time": None}))
+        draft.unset(ConditionType.REGRESSED)
+
+
 def _judge(draft: Draft, spec: OnRegression, watch: Watch) -> None:
+    draft.is_number_judged = True
     draft.requeue_after(draft.settings.poll_seconds)
     if watch.start_time is None and _is_served(draft, watch.version):
         watch = watch.model_copy(update={"start_time": draft.now})

@@ -308,15 +308,46 @@ async def test_a_repair_goes_on_with_the_watch_and_an_adoption_ends_it() -> None
     assert simulation.says("Regressed") is None
 
 
-async def test_a_suspended_promotion_moves_nothing_and_goes_on_later() -> None:
+MLFLOW_AWAY = Problem(ConditionReason.MLFLOW_UNREACHABLE, "away")
+
+
+@pytest.mark.parametrize("is_suspended", [True, False], ids=["suspended", "the registry is away"])
+async def test_while_nothing_can_move_a_breach_does_not_last(is_suspended: bool) -> None:
     simulation = await promote()
-    simulation.edit(suspend=True)
     simulation.numbers.value = 0.25
-    await wait(simulation, 60)
-    assert simulation.registry.aliases["champion"] == "2"
+    await wait(simulation, 10)
+    simulation.edit(suspend=is_suspended)
+    simulation.registry.problem = None if is_suspended else MLFLOW_AWAY
+    await wait(simulation, 100)
+    assert (simulation.registry.aliases["champion"], simulation.says("Regressed")) == ("2", None)
     simulation.edit(suspend=None)
-    await wait(simulation, 60)
+    simulation.registry.problem = None
+    await wait(simulation, 25)
+    assert (simulation.registry.aliases["champion"], (simulation.says("Regressed") or ("",))[0]) == (
+        "2",
+        "Breached",
+    )
+    await wait(simulation, 30)
     assert simulation.registry.aliases["champion"] == "1"
+
+
+async def test_a_canary_ends_when_its_base_is_out_of_bounds(databricks: Workspace) -> None:
+    simulation = Databricks(databricks, canary={"steps": STEPS}, alias_moves=None)
+    await simulation.stage(1)
+    simulation.edit(onRegression=WATCH)
+    await simulation.stage(2)
+    for _ in range(2):
+        await simulation.later(11)
+    await simulation.stage(3)
+    assert simulation.now == ("Promoting", {"staging": 3, "champion": 2}, {"3": 10, "2": 90})
+    simulation.numbers.value = 0.25
+    await wait(simulation, 20)
+    assert simulation.now == ("Pending", {"staging": 3, "champion": 2}, {"2": 100})
+    await wait(simulation, 60)
+    simulation.numbers.value = 0.0
+    await simulation.settle()
+    # Version 3 starts again, beside the version that has the alias now.
+    assert simulation.now == ("Promoting", {"staging": 3, "champion": 1}, {"3": 10, "1": 90})
 
 
 async def test_without_the_field_the_condition_goes() -> None:
