@@ -35,6 +35,7 @@ def withdraw(draft: Draft) -> Outcome:
             return Continue
         reason = _find_reason(record)
         message = _describe_withheld(draft, record.version, reason)
+        _forget_other_verdicts(draft)
     forget_waits(draft)
     if reason == ConditionReason.ADOPTED:
         draft.set(ConditionType.PROMOTED, True, reason, message)
@@ -95,10 +96,7 @@ def settle(draft: Draft) -> Outcome:
     if draft.status.candidate != draft.status.promoted:
         return Continue
     forget_waits(draft)
-    if draft.status.gates and draft.status.gates.version != draft.holder:
-        # These verdicts are about another version, which was not promoted.
-        draft.update(gates=None)
-        draft.unset(ConditionType.GATES_PASSED)
+    _forget_other_verdicts(draft)
     last = next(iter(draft.status.history), None)
     if last is None or last.to_version != draft.holder or last.reason in _OUTDATED_REASONS:
         message = f"alias {draft.spec.alias} is at version {draft.holder}, the candidate"
@@ -106,6 +104,13 @@ def settle(draft: Draft) -> Outcome:
     else:
         draft.set(ConditionType.PROMOTED, True, ConditionReason(last.reason), last.message)
     return Stop
+
+
+def _forget_other_verdicts(draft: Draft) -> None:
+    """Forget verdicts about a version that is not promoted, and that no longer is the candidate."""
+    if draft.status.gates and draft.status.gates.version != draft.holder:
+        draft.update(gates=None)
+        draft.unset(ConditionType.GATES_PASSED)
 
 
 def revert(draft: Draft) -> Outcome:

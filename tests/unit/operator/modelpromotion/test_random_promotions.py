@@ -6,7 +6,15 @@ from typing import Any
 
 from hypothesis import HealthCheck, example, given, settings
 
-from fixtures.operator_in_memory.promotion_sequences import LOOSE, SEQUENCES, SPECS, STRICT, Json, check
+from fixtures.operator_in_memory.promotion_sequences import (
+    EVEN_MINUTES,
+    LOOSE,
+    SEQUENCES,
+    SPECS,
+    STRICT,
+    Json,
+    check,
+)
 
 
 @settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
@@ -72,6 +80,30 @@ from fixtures.operator_in_memory.promotion_sequences import LOOSE, SEQUENCES, SP
         (("register", 2.0, None), 0),
         (("stage", "7"), 4),
         (("settle",), 0),
+    ],
+)
+@example(
+    {"gates": STRICT},
+    [
+        (("settle",), 0),
+        (("edit", {"onDrift": "Adopt"}), 0),
+        (("unset",), 0),
+        (("settle",), 0),
+        (("stage", "2"), 1),
+        (("stage", "1"), 0),
+    ],
+)
+# A version waits for a window, which opens in the next minute.
+@example(
+    {"gates": None},
+    [
+        (("settle",), 0),
+        (("edit", {"windows": EVEN_MINUTES}), 0),
+        (("wait", 30), 0),
+        (("wait", 30), 1),
+        (("stage", "2"), 4),
+        (("wait", 30), 4),
+        (("wait", 30), 4),
     ],
 )
 def test_the_alias_is_always_right(spec: Json, steps: list[tuple[tuple[Any, ...], int]]) -> None:
