@@ -201,6 +201,8 @@ class Watch(ApiModel):
     """When the time of the watch started. Absent until the endpoint serves the version."""
     breach_time: datetime | None = None
     """Since when the number is out of bounds. Absent while it is not."""
+    terms: str | None = None
+    """Digest of the query and the bounds at that time."""
 
 
 MAX_VERSION_RECORDS = 64

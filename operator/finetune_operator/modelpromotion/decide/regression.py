@@ -13,6 +13,7 @@ from finetune_crds.promotion_status import Move, Watch
 from finetune_crds.regression import OnRegression
 from finetune_operator.modelpromotion.decide import canary
 from finetune_operator.modelpromotion.decide.bounds import describe_bounds, format_number, is_within
+from finetune_operator.modelpromotion.decide.digests import digest
 from finetune_operator.modelpromotion.decide.draft import Draft
 from finetune_operator.modelpromotion.versions import is_older
 from finetune_operator.policy.result import Continue, Outcome, Stop
@@ -78,7 +79,7 @@ def interrupt_breach(draft: Draft) -> None:
     """In a pass that did not judge the number, because an earlier policy ended the pass: a breach does not go on, as far as is known."""
     watch = draft.status.watch
     if watch is not None and watch.breach_time is not None and not draft.is_number_judged:
-        draft.remember(watch=watch.model_copy(update={"breach_time": None}))
+        draft.remember(watch=_without_breach(watch))
         draft.unset(ConditionType.REGRESSED)
 
 
@@ -135,13 +136,13 @@ def _handle_unreadable(draft: Draft, spec: OnRegression, watch: Watch, problem: 
     message = (
         f"{_name(spec)} of version {watch.version} is unknown, and no alias moves: {problem}; {consequence}"
     )
-    draft.remember(watch=None if is_over else watch.model_copy(update={"breach_time": None}))
+    draft.remember(watch=None if is_over else _without_breach(watch))
     draft.set(ConditionType.REGRESSED, None, reason, message)
 
 
 def _handle_good(draft: Draft, spec: OnRegression, watch: Watch) -> None:
     if not _is_over(draft, spec, watch):
-        _report_watching(draft, spec, watch.model_copy(update={"breach_time": None}))
+        _report_watching(draft, spec, _without_breach(watch))
         return
     message = f"version {watch.version} was watched for {spec.watch_seconds} s, and {_name(spec)} is {describe_bounds(spec.min, spec.max)}"
     draft.remember(watch=None)
@@ -158,9 +159,11 @@ def _handle_breach(draft: Draft, spec: OnRegression, watch: Watch, value: float)
 
     NB: a breach that began during the watch counts beyond its end.
     """
-    before = draft.promotion.status.watch
-    since = watch.breach_time or draft.now
-    draft.remember(watch=watch.model_copy(update={"breach_time": since}))
+    before, terms = draft.promotion.status.watch, _digest_terms(spec)
+    # A breach of another query or of other bounds starts the time again.
+    begun = watch.breach_time if watch.terms == terms else None
+    since = begun or draft.now
+    draft.remember(watch=watch.model_copy(update={"breach_time": since, "terms": terms}))
     due = since + timedelta(seconds=spec.for_seconds)
     breach = f"{_name(spec)} is {format_number(value)}, which is not {describe_bounds(spec.min, spec.max)}"
     # NB: the previous version is read only once the status has a breach.
@@ -169,7 +172,7 @@ def _handle_breach(draft: Draft, spec: OnRegression, watch: Watch, value: float)
         return
     draft.requeue_after(max((due - draft.now).total_seconds(), 0))
     condition = draft.condition(ConditionType.REGRESSED)
-    if watch.breach_time is not None and condition and condition.reason == ConditionReason.BREACHED:
+    if begun is not None and condition and condition.reason == ConditionReason.BREACHED:
         # The number may differ in each pass, and the status is not written for that.
         return
     message = (
@@ -191,6 +194,15 @@ def _withhold(draft: Draft, spec: OnRegression, version: str, breach: str) -> No
         message = f"{cause}; alias {alias} moves back to version {previous}"
         draft.withhold(version, previous, message, reason="Regressed")
     draft.set(ConditionType.REGRESSED, True, ConditionReason.REGRESSED, message)
+
+
+def _without_breach(watch: Watch) -> Watch:
+    return watch.model_copy(update={"breach_time": None, "terms": None})
+
+
+def _digest_terms(spec: OnRegression) -> str:
+    """Digest of what makes a number a breach."""
+    return digest([spec.prometheus.to_json(), spec.min, spec.max])
 
 
 def _name(spec: OnRegression) -> str:

@@ -47,7 +47,7 @@ def roll_back(draft: Draft) -> Outcome:
 
 
 def _record_arrival(draft: Draft, target: str) -> None:
-    """Record that the alias is at the target, even if another client moved it there; forget a candidate that Adopt withheld."""
+    """Record that the alias is at the target, even if another client moved it there; forget that the target failed, or which candidate Adopt withheld."""
     previous_version = draft.status.promoted
     if previous_version != target:
         moved = Move(
@@ -61,7 +61,9 @@ def _record_arrival(draft: Draft, target: str) -> None:
         record(draft, moved)
         draft.update(previous=previous_version or draft.status.previous)
     draft.update(promoted=target)
-    if draft.status.withheld and draft.status.withheld.reason == "Adopted":
+    withheld = draft.status.withheld
+    # A person chose the target: that it failed before counts no longer.
+    if withheld and (withheld.reason == "Adopted" or withheld.version == target):
         draft.remember(withheld=None)
 
 

@@ -121,6 +121,12 @@ async def test_a_version_that_regressed_is_not_promoted_again_by_itself() -> Non
     simulation.edit(rollbackTo=back_to("2"))
     await simulation.settle()
     assert simulation.registry.aliases["champion"] == "2"
+    simulation.edit(rollbackTo=None)
+    await simulation.settle()
+    assert (simulation.phase_and_reason(), simulation.registry.aliases["champion"]) == (
+        "Promoted: InPlace",
+        "2",
+    )
     record = simulation.status().find_record("2")
     assert record
     assert record.bad is None
@@ -173,6 +179,20 @@ async def test_a_breach_that_ends_in_time_moves_nothing() -> None:
         await wait(simulation, 10)
     assert (simulation.says("Regressed") or ("", ""))[0] == "Watching"
     assert simulation.registry.aliases["champion"] == "2"
+
+
+async def test_a_breach_of_another_query_or_bound_starts_the_time_again() -> None:
+    simulation = await promote()
+    simulation.numbers.value = 0.25
+    await wait(simulation, 25)
+    simulation.edit(onRegression={**WATCH, "max": 0.1})
+    await wait(simulation, 25)
+    assert simulation.registry.aliases["champion"] == "2"
+    assert "which is not <= 0.1 since" in (simulation.says("Regressed") or ("", ""))[1]
+    # A change of another field does not.
+    simulation.edit(soakSeconds=1)
+    await wait(simulation, 20)
+    assert simulation.registry.aliases["champion"] == "1"
 
 
 async def test_a_breach_near_the_end_counts_beyond_it() -> None:
@@ -249,6 +269,32 @@ async def test_no_candidate_is_promoted_over_a_version_that_is_out_of_bounds() -
     simulation.numbers.value = 0.25
     await wait(simulation, 60)
     assert simulation.moves()[-1] == ("Regressed", "3", "2")
+
+
+async def test_the_version_before_is_never_one_that_failed() -> None:
+    """Version 2 regressed, and a person gave it the alias again before versions 3 and 4. When 4 regresses, nothing leads from 3 back to 2."""
+    simulation = await promote()
+    simulation.numbers.value = 0.25
+    await wait(simulation, 60)
+    simulation.numbers.value = 0.0
+    simulation.edit(rollbackTo=back_to("2"))
+    await simulation.settle()
+    simulation.edit(rollbackTo=None)
+    await simulation.settle()
+    simulation.registry.aliases["staging"] = "3"
+    await simulation.settle()
+    simulation.registry.add("4", eval_loss=1.9)
+    simulation.registry.aliases["staging"] = "4"
+    await simulation.settle()
+    simulation.numbers.value = 0.25
+    await wait(simulation, 60)
+    assert simulation.moves()[2:] == [
+        ("RolledBack", "1", "2"),
+        ("Promoted", "2", "3"),
+        ("Promoted", "3", "4"),
+        ("Regressed", "4", "3"),
+    ]
+    assert simulation.status().previous is None
 
 
 async def test_a_window_does_not_hold_the_move_back() -> None:

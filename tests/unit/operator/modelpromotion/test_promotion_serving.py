@@ -418,3 +418,20 @@ async def test_an_operator_that_dies_while_it_takes_both_back(
     await simulation.later(2)
     assert simulation.now == ("Refused", {"staging": 2, "champion": 1}, {"1": 100})
     assert simulation.moves() == [("Promoted", None, "1"), ("Promoted", "1", "2"), ("Withdrawn", "2", "1")]
+
+
+async def test_a_version_that_failed_stays_after_a_person_has_given_it_the_alias(
+    databricks: Workspace,
+) -> None:
+    simulation = Databricks(databricks)
+    await simulation.stage(1)
+    databricks.endpoints.broken = {"2": "no machine"}
+    await simulation.stage(2)
+    assert simulation.moves()[-1] == ("Withdrawn", "2", "1")
+    databricks.endpoints.broken = {}
+    simulation.edit(rollbackTo={"type": "Version", "version": "2"})
+    await simulation.settle()
+    simulation.edit(rollbackTo=None)
+    await simulation.settle()
+    assert simulation.now == ("Promoted", {"staging": 2, "champion": 2}, {"2": 100})
+    assert simulation.moves()[-1] == ("RolledBack", "1", "2")

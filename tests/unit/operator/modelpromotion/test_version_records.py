@@ -7,7 +7,14 @@ from typing import Any
 
 import pytest
 
-from finetune_crds.promotion_status import ModelPromotionStatus, Move, MoveReason, RegistryIdentity, Withheld
+from finetune_crds.promotion_status import (
+    REGRESSED,
+    ModelPromotionStatus,
+    Move,
+    MoveReason,
+    RegistryIdentity,
+    Withheld,
+)
 from finetune_operator.modelpromotion.version_records import (
     forget_moves,
     import_history,
@@ -74,6 +81,16 @@ MOVES: dict[str, tuple[dict[str, Json], Move, dict[str, Json]]] = {
         {"v1": PASSED, "v2": PASSED | FAILED},
         move("Withdrawn", "2", "1"),
         {"v1": PASSED, "v2": FAILED},
+    ),
+    "regressed": (
+        {"v1": PASSED, "v2": PASSED | {"bad": REGRESSED}},
+        move("Regressed", "2", "1"),
+        {"v1": PASSED, "v2": {"bad": REGRESSED}},
+    ),
+    "rolled back to a version that regressed": (
+        {"v1": {"bad": REGRESSED}, "v2": PASSED},
+        move("RolledBack", "2", "1"),
+        {"v1": {"held": True}, "v2": {"held": True}},
     ),
     "rolled back": (
         {"v1": PASSED, "v2": PASSED},
