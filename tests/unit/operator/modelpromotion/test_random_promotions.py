@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, example, given, settings
 from fixtures.operator_in_memory.promotion_sequences import (
     EVEN_MINUTES,
     LOOSE,
+    ON_REGRESSION,
     SEQUENCES,
     SPECS,
     STRICT,
@@ -104,6 +105,21 @@ from fixtures.operator_in_memory.promotion_sequences import (
         (("stage", "2"), 4),
         (("wait", 30), 4),
         (("wait", 30), 4),
+    ],
+)
+# A version regresses, and is staged again after another one.
+@example(
+    {"gates": None},
+    [
+        (("settle",), 0),
+        (("edit", {"onRegression": ON_REGRESSION}), 0),
+        (("stage", "2"), 4),
+        (("measure", 1.0), 4),
+        (("wait", 1), 4),
+        (("measure", 0.0), 0),
+        (("stage", "4"), 4),
+        (("stage", "2"), 4),
+        (("settle",), 0),
     ],
 )
 def test_the_alias_is_always_right(spec: Json, steps: list[tuple[tuple[Any, ...], int]]) -> None:
