@@ -132,6 +132,8 @@ class ConditionReason(StrEnum):
     INVALID_SPEC = "InvalidSpec"
     INSTALLATION_MISMATCH = "InstallationMismatch"
     SPEC_UNREADABLE = "SpecUnreadable"
+    NOT_PERMITTED = "NotPermitted"
+    GPU_LIMIT_REACHED = "GpuLimitReached"
     NOT_IMPLEMENTED = "NotImplemented"
     NAME_TAKEN = "NameTaken"
     CODE_RESOLVED = "CodeResolved"

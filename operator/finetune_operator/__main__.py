@@ -38,6 +38,7 @@ from finetune_operator.finetunejob import enqueue as finetunejob_events
 from finetune_operator.finetunejob.abandoned_runs import AbandonedRuns, close_run_of_deleted
 from finetune_operator.finetunejob.apply import FineTuneJobApplier
 from finetune_operator.finetunejob.observe.background_reads import ReadPace
+from finetune_operator.finetunejob.observe.gpu_budget import GpuBudget
 from finetune_operator.finetunejob.observe.namespaces import NamespaceReader
 from finetune_operator.finetunejob.observe.observer import FineTuneJobObserver, read_finetunejob
 from finetune_operator.finetunejob.reconcile import FineTuneJobReconciler
@@ -46,6 +47,7 @@ from finetune_operator.finetuneschedule.apply import FineTuneScheduleApplier
 from finetune_operator.finetuneschedule.observe import FineTuneScheduleObserver
 from finetune_operator.finetuneschedule.reconcile import FineTuneScheduleReconciler
 from finetune_operator.gauges import Gauges
+from finetune_operator.installation_files import InstallationFileError
 from finetune_operator.kube import Kube, NoClusterError
 from finetune_operator.modelpromotion import enqueue as promotion_events
 from finetune_operator.modelpromotion.apply import ModelPromotionApplier
@@ -55,6 +57,8 @@ from finetune_operator.owners import find_owner
 from finetune_operator.registry.alias_owners import AliasOwners
 from finetune_operator.registry.writer import AliasWriter
 from finetune_operator.settings import Settings, SettingsError
+from finetune_operator.tenancy.file import TenancyFile
+from finetune_operator.tenancy.permissions import Permissions
 
 log = logging.getLogger("finetune_operator")
 
@@ -69,13 +73,15 @@ def main() -> int:
     """Run until stopped; the exit code is 64 when the configuration is wrong, and 1 when another replica may lead or a part has failed."""
     try:
         settings = Settings.from_command_line(sys.argv[1:])
-    except SettingsError as error:
+        tenancy_file = TenancyFile(settings.tenancy_file)
+        tenancy_file.read()
+    except (SettingsError, InstallationFileError) as error:
         print(f"finetune-operator: {error}", file=sys.stderr)
         return 64
     configure_logging(settings)
     try:
         with asyncio.Runner(loop_factory=EventLoop) as runner:
-            runner.run(run(settings))
+            runner.run(run(settings, tenancy_file))
     except NoClusterError as error:
         print(f"finetune-operator: {error}", file=sys.stderr)
         return 64
@@ -85,7 +91,7 @@ def main() -> int:
     return 0
 
 
-async def run(settings: Settings) -> None:
+async def run(settings: Settings, tenancy_file: TenancyFile) -> None:
     """Run until SIGTERM, or until a part of the operator fails.
 
     Raises:
@@ -99,7 +105,7 @@ async def run(settings: Settings) -> None:
         # FineTuneJobs, writes of FineTuneJobs and the workers of ModelPromotions have as many threads each.
         threads = _THREADS_PER_WORKER * settings.workers
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(threads, "client"))
-        operator = Operator.of(kube, lease_kube, settings)
+        operator = Operator.of(kube, lease_kube, settings, tenancy_file)
         _measure(operator.queues)
         if settings.metrics_port:
             prometheus_client.start_http_server(settings.metrics_port)
@@ -123,12 +129,19 @@ class Operator:
     finetunejobs: FineTuneJobReconciler
     promotions: ModelPromotionReconciler
     schedules: FineTuneScheduleReconciler
+    permissions: Permissions
     abandoned_runs: AbandonedRuns
     gauges: Gauges
     terminated: asyncio.Event = field(default_factory=asyncio.Event)
 
     @classmethod
-    def of(cls, kube: Kube, lease_kube: Kube, settings: Settings) -> Operator:
+    def of(
+        cls,
+        kube: Kube,
+        lease_kube: Kube,
+        settings: Settings,
+        tenancy_file: TenancyFile,
+    ) -> Operator:
         """Create the parts and connect them.
 
         Args:
@@ -147,8 +160,18 @@ class Operator:
         )
         namespaces = NamespaceReader(kube, time.monotonic)
         applier = FineTuneJobApplier.of(observer, writer, namespaces)
-        finetunejobs = FineTuneJobReconciler(store, queues.finetunejobs, observer, applier, settings)
+        permissions = Permissions(settings, tenancy_file)
+        finetunejobs = FineTuneJobReconciler(
+            store,
+            queues.finetunejobs,
+            observer,
+            applier,
+            settings,
+            permissions=permissions,
+            gpu_budget=GpuBudget(store, settings, permissions),
+        )
         deleted_jobs: asyncio.Queue[Json] = asyncio.Queue()
+        promotions = _create_promotion_reconciler(kube, store, queues, permissions, writer)
         return cls(
             settings=settings,
             store=store,
@@ -159,14 +182,15 @@ class Operator:
             deleted_jobs=deleted_jobs,
             observer=observer,
             finetunejobs=finetunejobs,
-            promotions=_create_promotion_reconciler(kube, store, queues, settings, writer),
+            promotions=promotions,
             schedules=FineTuneScheduleReconciler(
                 store,
                 queues.schedules,
-                FineTuneScheduleObserver(kube, store),
+                FineTuneScheduleObserver(kube, store, permissions),
                 FineTuneScheduleApplier(kube, store, queues.finetunejobs.add),
                 settings,
             ),
+            permissions=permissions,
             abandoned_runs=AbandonedRuns(kube, store, settings, namespaces),
             gauges=Gauges(store, settings.resync_seconds, utc_now),
         )
@@ -188,6 +212,8 @@ class Operator:
             asyncio.create_task(self._work()),
             asyncio.create_task(self.terminated.wait()),
         }
+        if self.settings.tenancy_file:
+            parts.add(asyncio.create_task(self.permissions.file.follow(self.resync.queue_all)))
         # A part that ends before SIGTERM has failed; the last part only waits for SIGTERM.
         ended, running = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
         await self._finish_passes()
@@ -259,8 +285,9 @@ class Operator:
     async def _forget_deleted(self, body: Json) -> None:
         ftj = read_finetunejob(body, self.settings.defaults)
         self.observer.forget(ftj)
-        self.finetunejobs.applier.forget(ftj)
-        if self.election.won.is_set():
+        self.finetunejobs.forget(ftj)
+        is_permitted = self.permissions.refuse_job(ftj.namespace, ftj.written, ftj.spec) is None
+        if self.election.won.is_set() and is_permitted:
             await close_run_of_deleted(self.observer, ftj)
 
     async def _forget_vanished(self) -> None:
@@ -270,8 +297,11 @@ class Operator:
 
     async def _modelpromotion(self, kind: str | None, body: Json) -> None:
         promotion_events.on_event(self.store, self.queues.promotions, kind, body)
-        if kind == "DELETED" and self.election.won.is_set():
-            await self.promotions.applier.gate_jobs.close_runs_of_deleted(read_promotion(body))
+        if kind != "DELETED" or not self.election.won.is_set():
+            return
+        promotion = read_promotion(body)
+        if self.permissions.refuse_promotion(promotion.namespace, promotion.spec) is None:
+            await self.promotions.applier.gate_jobs.close_runs_of_deleted(promotion)
 
     async def _finetuneschedule(self, kind: str | None, body: Json) -> None:
         schedule_events.on_event(self.store, self.queues.schedules, kind, body)
@@ -291,8 +321,10 @@ def _create_election(kube: Kube, settings: Settings, process: str) -> Election:
 
 
 def _create_promotion_reconciler(
-    kube: Kube, store: Store, queues: Queues, settings: Settings, writer: AliasWriter
+    kube: Kube, store: Store, queues: Queues, permissions: Permissions, writer: AliasWriter
 ) -> ModelPromotionReconciler:
+    settings = permissions.settings
+
     def moved(model: str) -> None:
         # An alias of the model moved: promotions whose source is this alias need not wait for their next poll.
         promotion_events.on_model(store, queues.promotions, model)
@@ -300,7 +332,9 @@ def _create_promotion_reconciler(
     owners = AliasOwners(kube, settings.namespace, seconds_since_boot)
     observer = ModelPromotionObserver(kube, store, settings, clock=time.monotonic, owners=owners)
     applier = ModelPromotionApplier(kube, store, observer, writer, moved)
-    return ModelPromotionReconciler(store, queues.promotions, observer, applier, settings)
+    return ModelPromotionReconciler(
+        store, queues.promotions, observer, applier, settings, permissions=permissions
+    )
 
 
 def _measure(queues: Queues) -> None:

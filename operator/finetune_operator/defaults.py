@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Annotated, Literal
 
-import yaml
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from finetune_crds.base import (
     ENV_NAME,
@@ -19,7 +17,6 @@ from finetune_crds.base import (
     Positive,
     QueueName,
     Uri,
-    first_mistake,
 )
 from finetune_crds.catalog import HTTP_SERVER, METASTORES, Catalog
 from finetune_crds.env import (
@@ -38,10 +35,6 @@ _STORAGE_PATTERN = r"/\S+|(s3a?|gs)://[^/\s]\S*|abfss://[^/@\s]+@[^/@\s]\S*"
 # Fields of a pod spec that must be lists of objects. The items of _NAMED_LISTS are merged with a job's items by name.
 _TEMPLATE_LISTS = ("containers", "initContainers", "volumes", "tolerations")
 _NAMED_LISTS = ("containers", "initContainers", "volumes")
-
-
-class DefaultsError(ValueError):
-    """The file with the defaults cannot be read, or is invalid."""
 
 
 def _check_pattern(values: Iterable[str | None], pattern: str, what: str) -> None:
@@ -178,27 +171,3 @@ class Defaults(ApiModel):
     def folder(self, *parts: Name) -> str:
         """The path of a folder in the storage; empty without storage."""
         return "/".join((self.storage.rstrip("/"), *parts)) if self.storage else ""
-
-    @classmethod
-    def parse(cls, document: object) -> Defaults:
-        """The defaults from a document. Unknown fields are an error, since no API server rejects them here.
-
-        Raises:
-            ValidationError: the document is invalid.
-        """
-        return cls.model_validate(document, extra="forbid", by_alias=True, by_name=False)
-
-    @classmethod
-    def load(cls, path: str) -> Defaults:
-        """Read a file of defaults.
-
-        Raises:
-            DefaultsError: the file is missing, is not YAML, or is invalid; the message names the invalid field.
-        """
-        try:
-            return cls.parse(yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {})
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-            raise DefaultsError(f"the defaults {path} cannot be read: {error}") from error
-        except ValidationError as error:
-            where, what = first_mistake(error)
-            raise DefaultsError(f"the defaults {path} are invalid at {where}: {what}") from error

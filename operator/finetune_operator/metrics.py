@@ -130,6 +130,11 @@ is_leader = Gauge(
     "finetune_operator_is_leader", "Whether this replica of the operator leads (1) or stands by (0)"
 )
 
+tenancy_outdated = Gauge(
+    "finetune_operator_tenancy_outdated",
+    "Whether the file with the tenancy has a mistake (1), so that the rules that were read before apply",
+)
+
 # Create the series at zero. NB: a counter that appears with its first event has no earlier sample, so `increase` would not show the event.
 for _cause in get_args(AttemptCause):
     job_restarts.labels(_cause)

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 
 from finetune_crds.modelpromotion import PromotionTracking
 from finetune_crds.tracking import Tracking
-from finetune_operator.defaults import Defaults, DefaultsError
+from finetune_operator.defaults import Defaults
+from finetune_operator.installation_files import InstallationFileError, load
 
 DASHBOARD_FIELDS = ("namespace", "name", "runId")
 """The placeholders that a dashboard's URL may have in braces."""
@@ -60,6 +61,7 @@ class Settings:
         metrics_port: port of the Prometheus metrics; 0 for none.
         liveness: address of the probes.
         defaults: defaults for fields that a FineTuneJob leaves out; the variable is the path of a YAML file.
+        tenancy_file: YAML file with what each tenant may use; empty if all namespaces may use everything.
     """
 
     prep_image: str = "finetune-prep:latest"
@@ -92,6 +94,7 @@ class Settings:
     metrics_port: int = 8081
     liveness: str = "http://0.0.0.0:8080/healthz"
     defaults: Defaults = field(default_factory=Defaults)
+    tenancy_file: str = ""
 
     def servers(self, tracking: Tracking | PromotionTracking) -> tuple[str, str]:
         """The addresses of the MLflow server and of the model registry of a resource; empty if there is none.
@@ -202,9 +205,9 @@ def _check_dashboard(variable: str, text: str) -> None:
 
 def _load_defaults(variable: str, path: str) -> Defaults:
     try:
-        return Defaults.load(path)
-    except DefaultsError as error:
-        raise SettingsError(f"{variable}={path}: {error}") from error
+        return load(path, Defaults)
+    except InstallationFileError as error:
+        raise SettingsError(f"{variable}: {error}") from error
 
 
 def _describe_default(default: object) -> str:

@@ -21,10 +21,18 @@ def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=180)
 
 
+def build_options(*values: str) -> list[str]:
+    """The options for values, `name=value` each. A list in brackets is JSON, since `--set` has no empty list."""
+    options: list[str] = []
+    for value in values:
+        options += ("--set-json" if "=[" in value else "--set", value)
+    return options
+
+
 @cache
 def rendered(*values: str) -> str:
     """The manifests of the chart with these values, `name=value` each."""
-    settings = [word for value in values for word in ("--set", value)]
+    settings = build_options(*values)
     done = helm(
         "template",
         "finetune-operator",
@@ -64,3 +72,23 @@ def environment_of(deployment: Json, namespace: str) -> dict[str, str]:
         else variable.get("value", "")
         for variable in deployment["spec"]["template"]["spec"]["containers"][0]["env"]
     }
+
+
+def allowed_by(role: Json) -> set[tuple[str, str]]:
+    """What a Role or ClusterRole allows: resources with their groups, and verbs."""
+    return {
+        (f"{group}/{resource}".strip("/"), verb)
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+def notes_of(kubeconfig: Path, *values: str) -> str:
+    """What helm prints after an installation."""
+    settings = build_options("crds.enabled=false", *values)
+    where = ["--namespace", "fs", "--dry-run=server", "--kubeconfig", str(kubeconfig)]
+    done = helm("install", "finetune-operator", str(CHART), *where, *settings)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.partition("NOTES:")[2]

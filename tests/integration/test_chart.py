@@ -11,7 +11,17 @@ import pytest
 import yaml
 
 from fixtures.operator_processes.servers import Plane
-from integration.chart import CHART, KUBE_VERSION, environment, helm, objects, parts, rendered
+from integration.chart import (
+    CHART,
+    KUBE_VERSION,
+    allowed_by,
+    environment,
+    helm,
+    notes_of,
+    objects,
+    parts,
+    rendered,
+)
 
 POLICIES = "networking.k8s.io/networkpolicies"
 RESOURCES = ("finetunejobs", "modelpromotions", "finetuneschedules")
@@ -43,6 +53,15 @@ VARIANTS = {
     "with Spark's executors": (
         "spark.namespaces={research,products}",
         "spark.serviceAccount.annotations.a=b",
+    ),
+    "for tenants": (
+        "tenancy.tenants[0].namespaces={research}",
+        "tenancy.tenants[1].namespaces={products}",
+        "tenancy.tenants[1].pods=Any",
+    ),
+    "for tenants by a pattern": (
+        "tenancy.tenants[0].namespaces={research,products-*}",
+        "rbac.sparkApplications=true",
     ),
     "with a dashboard": ("metrics.grafanaDashboard.enabled=true", "metrics.grafanaDashboard.labels.team=ml"),
     "with Argo CD": ("argocd.healthConfigMap.enabled=true", "argocd.healthConfigMap.labels.team=ml"),
@@ -93,23 +112,13 @@ def test_pods_are_restricted() -> None:
             ]
 
 
-def allowed_by(role: Json) -> set[tuple[str, str]]:
-    return {
-        (f"{group}/{resource}".strip("/"), verb)
-        for rule in role["rules"]
-        for group in rule["apiGroups"]
-        for resource in rule["resources"]
-        for verb in rule["verbs"]
-    }
-
-
 def test_operator_may_do_this_and_no_more() -> None:
     allowed = allowed_by(objects()["ClusterRole", "finetune-operator"])
     applied = ("get", "list", "watch", "create", "patch", "delete")
     assert allowed == {
-        *((f"finetune.dev/{name}", verb) for name in RESOURCES for verb in ("get", "list", "watch")),
-        # For their finalizers; a FineTuneSchedule has none.
-        *((f"finetune.dev/{name}", "patch") for name in RESOURCES if name != "finetuneschedules"),
+        *((f"finetune.dev/{name}", verb) for name in RESOURCES for verb in ("list", "watch")),
+        # Patched for their finalizers; a FineTuneSchedule has none.
+        *((f"finetune.dev/{name}", verb) for name in RESOURCES[:2] for verb in ("get", "patch")),
         # The jobs of schedules, and the trials of a sweep.
         *(("finetune.dev/finetunejobs", verb) for verb in ("create", "delete")),
         *((f"finetune.dev/{name}/status", "patch") for name in RESOURCES),
@@ -119,7 +128,7 @@ def test_operator_may_do_this_and_no_more() -> None:
         # Its uid is a tag of a run.
         ("namespaces", "get"),
         # Created as dry runs only.
-        *(("pods", verb) for verb in ("get", "list", "watch", "create")),
+        *(("pods", verb) for verb in ("list", "watch", "create")),
         # Whether Spark's driver may create pods.
         ("authorization.k8s.io/localsubjectaccessreviews", "create"),
         # Which of several jobs prepares. That of an alias is in the operator's namespace.
@@ -334,6 +343,9 @@ REFUSED = {
     "a size": ("mlflow.persistence.size=big", "/mlflow/persistence/size"),
     "defaults without a value": ("defaults=null", "missing property 'defaults'"),
     "an account that nothing names": ("serviceAccount.create=false", "/serviceAccount/name"),
+    "tenants that are blank": ("tenancy.tenants=null", "/tenancy/tenants"),
+    "a tenant without namespaces": ("tenancy.tenants[0].pods=Any", "missing property 'namespaces'"),
+    "a namespace that cannot be": ("tenancy.tenants[0].namespaces={Team}", "/tenancy/tenants/0/namespaces/0"),
     "a workspace without an audience": (
         "databricks.host=https://example.cloud.databricks.com",
         "/databricks/tokenAudience",
@@ -383,15 +395,6 @@ def test_the_sample_of_argo_cd_has_values_of_the_chart() -> None:
     done = helm("template", "x", str(CHART), "--kube-version", KUBE_VERSION, *settings)
     assert done.returncode == 0, done.stderr
     assert "registry.example.com/ml/finetune-trainer:0.1.0-cu130" in done.stdout
-
-
-def notes_of(kubeconfig: Path, *values: str) -> str:
-    """What helm prints after an installation."""
-    settings = [word for value in ("crds.enabled=false", *values) for word in ("--set", value)]
-    where = ["--namespace", "fs", "--dry-run=server", "--kubeconfig", str(kubeconfig)]
-    done = helm("install", "finetune-operator", str(CHART), *where, *settings)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.partition("NOTES:")[2]
 
 
 def test_notes_say_what_to_do_next(kubeconfig: Path) -> None:

@@ -17,6 +17,7 @@ from finetune_operator import names
 from fixtures.operator_processes.jobs import PREPARED, error, job
 from fixtures.operator_processes.servers import Plane
 from fixtures.operator_processes.world import OwnWorld, World
+from integration.chart_without_crds import objects
 from support.api import Api
 from support.waiting import wait_for
 
@@ -240,3 +241,74 @@ def test_a_job_that_is_suspended_or_deleted_stops_its_driver(world: World, spark
     world.api.delete("FineTuneJob", world.namespace, "tune")
     # NB: the garbage collector learns of a new kind within half a minute.
     wait_for("nothing is left", lambda: left(world) == [], 90)
+
+
+def with_template(role: str, **pod_spec: Any) -> Json:
+    """A change of the pod template of the driver or of the executors."""
+    return {role: {"template": {"spec": pod_spec}}}
+
+
+PRIVILEGED = {"containers": [{"name": "spark", "securityContext": {"privileged": True}}]}
+HOST_PATH = {"volumes": [{"name": "root", "hostPath": {"path": "/"}}]}
+OUTSIDE = (
+    "hostNetwork, securityContext, sidecars, initContainers or priorityClassName outside of the pod templates"
+)
+# Changes of the SparkApplication that the operator creates, and what the policy says of them.
+PRIVILEGES: dict[str, tuple[Json, str]] = {
+    "none": ({}, ""),
+    "a path of the driver": (with_template("driver", **HOST_PATH), "a hostPath volume"),
+    "a privileged executor": (with_template("executor", **PRIVILEGED), "a container with privileged"),
+    "the network of the node": (with_template("driver", hostNetwork=True), "hostNetwork"),
+    "a path beside the templates": (HOST_PATH, "a hostPath volume outside of the pod templates"),
+    "a path of Spark's settings": (
+        {"sparkConf": {"spark.kubernetes.executor.volumes.hostPath.a.mount.path": "/a"}},
+        "a hostPath volume outside of the pod templates",
+    ),
+    "a sidecar beside the templates": ({"driver": {"sidecars": [{"name": "a", "image": "a:1"}]}}, OUTSIDE),
+}
+
+
+def merge(below: Json, change: Json) -> Json:
+    """An object with a change, as a merge patch makes it."""
+    merged = below | change
+    for name, value in change.items():
+        if isinstance(value, dict) and isinstance(below.get(name), dict):
+            merged[name] = merge(below[name], value)
+    return merged
+
+
+def try_as_operator(plane: Plane, body: Json) -> str:
+    """Create a SparkApplication in a dry run as the operator's ServiceAccount, and return why the policy refuses it."""
+    kubectl = [str(plane.kubectl), "--kubeconfig", str(plane.kubeconfig)]
+    account = ("--as=system:serviceaccount:fs:finetune-operator", "--as-group=system:masters")
+    command = [*kubectl, "create", "--dry-run=server", *account, "--filename", "-"]
+    done = subprocess.run(command, input=yaml.safe_dump(body), capture_output=True, text=True, check=False)
+    refusal = done.stderr.partition("denied request: ")[2].partition(" is permitted only in")[0]
+    assert (refusal == "") == (done.returncode == 0), done.stderr
+    return refusal
+
+
+def test_the_policy_of_the_chart_keeps_sparkapplications_from_the_node(
+    world: World, plane: Plane, spark_operator: None
+) -> None:
+    submit(world)
+    created = application(world)
+    body = {name: created[name] for name in ("apiVersion", "kind", "spec")}
+    body["metadata"] = {"name": "tried", "namespace": world.namespace}
+    tenants = (f"tenancy.tenants[0].namespaces={{{world.namespace}}}", "rbac.sparkApplications=true")
+    name = "finetune-operator-sparkapplications"
+    kinds = ("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")
+    chart_objects = [objects(*tenants)[kind, name] for kind in kinds]
+    try:
+        for item in chart_objects:
+            world.api.create(item)
+        tried = {
+            name: {**body, "spec": merge(created["spec"], change)} for name, (change, _) in PRIVILEGES.items()
+        }
+        wait_for("the policy counts", lambda: try_as_operator(plane, tried["a path of the driver"]))
+        assert {name: try_as_operator(plane, item) for name, item in tried.items()} == {
+            name: what for name, (_, what) in PRIVILEGES.items()
+        }
+    finally:
+        for kind in reversed(kinds):
+            world.api.delete(kind, "", name)

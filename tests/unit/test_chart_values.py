@@ -12,13 +12,16 @@ import yaml
 from jsonschema import Draft7Validator
 
 from finetune_crds.env import CODE_ENV, RESERVED_ENV
-from finetune_operator.defaults import Defaults, DefaultsError
+from finetune_operator.defaults import Defaults
+from finetune_operator.installation_files import InstallationFileError, load
+from finetune_operator.tenancy.model import Tenant
 from support.documents import Block, blocks
 from support.manifests import VALUES as TITLE
 
 Json = dict[str, Any]
 CHART = Path(__file__).parents[2] / "charts" / "finetune-operator"
 VALUES: Json = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
+README = (CHART / "README.md").read_text(encoding="utf-8")
 SCHEMA: Json = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
 # What is passed on as it is: the API server checks it.
 FREE = {
@@ -88,6 +91,10 @@ def test_values_in_the_documentation_fit_the_schema(block: Block) -> None:
     assert errors(yaml.safe_load(block.text)) == []
 
 
+# NB: a blank value must be an error, and Helm would take it for the default.
+WITHOUT_DEFAULT = {"tenancy.tenants"}
+
+
 def test_every_value_of_the_schema_has_a_default() -> None:
     top = SCHEMA["properties"]
     inner = {
@@ -96,7 +103,7 @@ def test_every_value_of_the_schema_has_a_default() -> None:
         for field in part.get("properties", {})
         if field not in VALUES.get(name, {})
     }
-    assert (top.keys() ^ VALUES.keys(), inner) == (set(), set())
+    assert (top.keys() ^ VALUES.keys(), inner) == (set(), WITHOUT_DEFAULT)
 
 
 @pytest.mark.parametrize("role", ["all", "prepare", "train", "evaluate"])
@@ -110,6 +117,38 @@ def test_jobs_cannot_get_variables_that_the_operator_sets(role: str) -> None:
     # The second is the operator's in jobs with trainer.code alone, where its value takes precedence.
     for name in ("HF_HOME", CODE_ENV):
         assert errors(nested(f"defaults.pods.{role}.env", [{"name": name, "value": "/models"}])) == []
+
+
+def resolve(schema: Json, definitions: Json) -> Json:
+    """A schema without references, texts, defaults and null, whose objects have no other fields."""
+    if "$ref" in schema:
+        return resolve(definitions[schema["$ref"].rpartition("/")[2]], definitions)
+    if "anyOf" in schema:
+        (alternative,) = (item for item in schema["anyOf"] if item != {"type": "null"})
+        return resolve(alternative, definitions)
+    resolved = {
+        name: value
+        for name, value in schema.items()
+        if name not in ("title", "description", "default", "$defs")
+    }
+    if "properties" in schema:
+        fields = schema["properties"].items()
+        resolved["properties"] = {name: resolve(field, definitions) for name, field in fields}
+        resolved["additionalProperties"] = False
+    if "items" in schema:
+        resolved["items"] = resolve(schema["items"], definitions)
+    return resolved
+
+
+def test_a_tenant_of_the_chart_is_a_tenant_of_the_operator() -> None:
+    of_operator = Tenant.model_json_schema()
+    of_chart = SCHEMA["properties"]["tenancy"]["properties"]["tenants"]["items"]
+    assert resolve(of_chart, SCHEMA["definitions"]) == resolve(of_operator, of_operator["$defs"])
+
+
+def test_the_values_list_the_fields_of_a_tenant() -> None:
+    comment = README.partition("each may use what its tenant lists: ")[2].partition(".")[0]
+    assert comment.split(", ") == [*Tenant.model_json_schema()["properties"]]
 
 
 LONG = "a" * 1024
@@ -283,8 +322,8 @@ def starts(defaults: Json, folder: Path) -> bool:
     file = folder / "defaults.yaml"
     file.write_text(yaml.safe_dump({name: value for name, value in defaults.items() if value}))
     try:
-        Defaults.load(str(file))
-    except DefaultsError:
+        load(str(file), Defaults)
+    except InstallationFileError:
         return False
     return True
 
@@ -314,6 +353,15 @@ FIT: dict[str, tuple[Json, bool]] = {
     "an account of MLflow": (nested("mlflow.serviceAccountName", "mlflow"), True),
     "an account of MLflow that cannot be": (nested("mlflow.serviceAccountName", "a..b"), False),
     "an image without a name": (nested("image.prep.repository", None), False),
+    "no tenants": (nested("tenancy.tenants", []), True),
+    "a tenant with a limit that is no number": (
+        nested("tenancy.tenants", [{"namespaces": ["a"], "maxGpus": "8"}]),
+        False,
+    ),
+    "a rule that is spelled wrong": (
+        nested("tenancy.tenants", [{"namespaces": ["a"], "maxGPUs": 8}]),
+        False,
+    ),
 }
 
 

@@ -233,23 +233,147 @@ http://{{ include "finetune.mlflowName" . }}.{{ .Release.Namespace }}.svc:5000
 {{- join "," $hosts -}}
 {{- end -}}
 
+{{- /* Not empty if tenancy.tenants is set, also to an empty list. */ -}}
+{{- define "finetune.hasTenancy" -}}
+{{- if kindIs "slice" .Values.tenancy.tenants -}}
+true
+{{- end -}}
+{{- end -}}
+
+{{- /* Names and patterns of the namespaces of tenants, as JSON. Called with (dict "root" $); `pods` (optional): of tenants with this value. */ -}}
+{{- define "finetune.tenantNamespaces" -}}
+{{- $namespaces := list -}}
+{{- range .root.Values.tenancy.tenants -}}
+{{- if or (not $.pods) (eq $.pods (.pods | default "Scheduling")) -}}
+{{- $namespaces = concat $namespaces .namespaces -}}
+{{- end -}}
+{{- end -}}
+{{- $namespaces | uniq | toJson -}}
+{{- end -}}
+
+{{- /*
+Not empty if the operator has its rights over children and Secrets in the namespaces of tenants alone. A RoleBinding needs the name of its
+namespace, so with a pattern the rights are those of every namespace.
+*/ -}}
+{{- define "finetune.hasRightsByTenant" -}}
+{{- if and (include "finetune.hasTenancy" .) (not .Values.watchNamespaces) -}}
+{{- if not (contains "*" (include "finetune.tenantNamespaces" (dict "root" .))) -}}
+true
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* What the pod templates of `defaults.pods` have of what the admission policy refuses: the platform team has chosen it. As JSON. */ -}}
+{{- define "finetune.allowedPrivileges" -}}
+{{- $paths := list -}}
+{{- $capabilities := list -}}
+{{- $classes := list -}}
+{{- $flags := dict -}}
+{{- range $role, $settings := .Values.defaults.pods -}}
+{{- $spec := dig "template" "spec" dict $settings | default dict -}}
+{{- range $spec.volumes -}}
+{{- with .hostPath -}}
+{{- $paths = append $paths .path -}}
+{{- end -}}
+{{- end -}}
+{{- with $spec.priorityClassName -}}
+{{- $classes = append $classes . -}}
+{{- end -}}
+{{- range $flag := list "hostPID" "hostIPC" "hostNetwork" -}}
+{{- if index $spec $flag -}}
+{{- $_ := set $flags $flag true -}}
+{{- end -}}
+{{- end -}}
+{{- range concat ($spec.containers | default list) ($spec.initContainers | default list) -}}
+{{- with .securityContext -}}
+{{- if .privileged -}}
+{{- $_ := set $flags "privileged" true -}}
+{{- end -}}
+{{- if .allowPrivilegeEscalation -}}
+{{- $_ := set $flags "allowPrivilegeEscalation" true -}}
+{{- end -}}
+{{- with .capabilities -}}
+{{- $capabilities = concat $capabilities (.add | default list) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- dict "hostPaths" ($paths | uniq) "capabilities" ($capabilities | uniq) "priorityClasses" ($classes | uniq) "flags" $flags | toJson -}}
+{{- end -}}
+
+{{- /*
+The namespaces of tenants with pods: Scheduling that do not enforce a Pod Security level, as JSON. Empty where no cluster is asked (helm
+template, Argo CD), and with watchNamespaces, where whoever installs the chart may not read namespaces.
+*/ -}}
+{{- define "finetune.openNamespaces" -}}
+{{- $open := list -}}
+{{- $patterns := include "finetune.tenantNamespaces" (dict "root" . "pods" "Scheduling") | fromJsonArray -}}
+{{- if and $patterns (not .Values.watchNamespaces) -}}
+{{- $unserved := include "finetune.unservedNamespaces" . | fromJsonArray -}}
+{{- $regex := printf "^(%s)$" (join "|" $patterns | replace "*" ".*") -}}
+{{- range (lookup "v1" "Namespace" "" "").items -}}
+{{- $level := index (.metadata.labels | default dict) "pod-security.kubernetes.io/enforce" -}}
+{{- if and (regexMatch $regex .metadata.name) (not (has .metadata.name $unserved)) (not (has $level (list "restricted" "baseline"))) -}}
+{{- $open = append $open .metadata.name -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- $open | toJson -}}
+{{- end -}}
+
+{{- /* Namespaces that are never served, whatever tenancy.tenants says, as JSON. */ -}}
+{{- define "finetune.unservedNamespaces" -}}
+{{- list "kube-system" "kube-public" "kube-node-lease" .Release.Namespace | toJson -}}
+{{- end -}}
+
+{{- /* How a validation of the admission policy refuses; called with what it refuses. */ -}}
+{{- define "finetune.refusal" -}}
+reason: Forbidden
+message: {{ . }} is permitted only in namespaces of tenants with pods Any (tenancy.tenants of the chart)
+{{- end -}}
+
 {{- /* What the operator may do with FineTuneJobs, their children, ModelPromotions and FineTuneSchedules. */ -}}
 {{- define "finetune.rules" -}}
+{{ include "finetune.watchRules" . }}
+{{ include "finetune.childRules" . }}
+{{- end -}}
+
+{{- /* What the operator needs wherever it watches: its own kinds, and the watches of the children. */ -}}
+{{- define "finetune.watchRules" -}}
 # Patched for finalizers: of jobs whose Databricks run is at work, and of promotions with onDelete: RemoveAlias. The trials of a job with
 # spec.sweep are also suspended and resumed with it.
 - apiGroups: [finetune.dev]
   resources: [finetunejobs, modelpromotions]
   verbs: [get, list, watch, patch]
+- apiGroups: [finetune.dev]
+  resources: [finetuneschedules]
+  verbs: [list, watch]
+- apiGroups: [finetune.dev]
+  resources: [finetunejobs/status, modelpromotions/status, finetuneschedules/status]
+  verbs: [patch]
+- apiGroups: [batch]
+  resources: [jobs]
+  verbs: [list, watch]
+- apiGroups: [""]
+  resources: [pods, services, configmaps]
+  verbs: [list, watch]
+{{- if .Values.networkPolicy.jobs }}
+- apiGroups: [networking.k8s.io]
+  resources: [networkpolicies]
+  verbs: [list, watch]
+{{- end }}
+# Created for people.
+- apiGroups: [""]
+  resources: [events]
+  verbs: [create]
+{{- end -}}
+
+{{- /* What the operator needs where its resources have children. */ -}}
+{{- define "finetune.childRules" -}}
 # FineTuneJobs of FineTuneSchedules, and the trials of a job with spec.sweep.
 - apiGroups: [finetune.dev]
   resources: [finetunejobs]
   verbs: [create, delete]
-- apiGroups: [finetune.dev]
-  resources: [finetuneschedules]
-  verbs: [get, list, watch]
-- apiGroups: [finetune.dev]
-  resources: [finetunejobs/status, modelpromotions/status, finetuneschedules/status]
-  verbs: [patch]
 # Needed for owner references that block deletion, with the admission plugin OwnerReferencesPermissionEnforcement.
 - apiGroups: [finetune.dev]
   resources: [finetunejobs/finalizers, modelpromotions/finalizers, finetuneschedules/finalizers]
@@ -257,15 +381,15 @@ http://{{ include "finetune.mlflowName" . }}.{{ .Release.Namespace }}.svc:5000
 # Of FineTuneJobs, and of the gates of ModelPromotions.
 - apiGroups: [batch]
   resources: [jobs]
-  verbs: [get, list, watch, create, patch, delete]
+  verbs: [get, create, patch, delete]
 - apiGroups: [""]
   resources: [services, configmaps]
-  verbs: [get, list, watch, create, patch, delete]
+  verbs: [get, create, patch, delete]
 {{- if .Values.networkPolicy.jobs }}
 # The pods of a job whose pods connect to each other accept connections only from each other.
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]
-  verbs: [get, list, watch, create, patch, delete]
+  verbs: [get, create, patch, delete]
 {{- end }}
 # The uid of a job's namespace is a tag of its MLflow run: it tells the runs of this cluster from those of others.
 - apiGroups: [""]
@@ -275,7 +399,7 @@ http://{{ include "finetune.mlflowName" . }}.{{ .Release.Namespace }}.svc:5000
 # created. Without the right, they are not checked. A Job that the operator creates can run the same pods.
 - apiGroups: [""]
   resources: [pods]
-  verbs: [get, list, watch, create]
+  verbs: [create]
 # Whether a ServiceAccount may create Spark's executors, which is asked before a job starts. The answer gives away no more.
 - apiGroups: [authorization.k8s.io]
   resources: [localsubjectaccessreviews]
@@ -285,11 +409,10 @@ http://{{ include "finetune.mlflowName" . }}.{{ .Release.Namespace }}.svc:5000
 - apiGroups: [coordination.k8s.io]
   resources: [leases]
   verbs: [get, create, delete]
-# Created for people; listed because only Events say why the pods of a Job were rejected, whether an autoscaler adds a
-# node, and which volume is missing.
+# Only Events say why the pods of a Job were rejected, whether an autoscaler adds a node, and which volume is missing.
 - apiGroups: [""]
   resources: [events]
-  verbs: [create, list]
+  verbs: [list]
 {{- if .Values.rbac.kueue }}
 # Whether the queue of a job exists, why the job waits in it, and at which position.
 - apiGroups: [kueue.x-k8s.io]

@@ -33,6 +33,7 @@ _WARNING_REASONS = {
     ConditionReason.INVALID_SPEC,
     ConditionReason.SPEC_UNREADABLE,
     ConditionReason.INSTALLATION_MISMATCH,
+    ConditionReason.NOT_PERMITTED,
     ConditionReason.QUEUE_INADMISSIBLE,
     ConditionReason.CHECK_FAILED,
     ConditionReason.RESTARTING,

@@ -8,6 +8,8 @@ from urllib.parse import urlsplit
 
 from finetune_crds.conditions import ConditionReason
 from finetune_crds.databricks import SECRET_KEYS
+from finetune_crds.env import LocalReference
+from finetune_crds.finetunejob import FineTuneJobSpec
 from finetune_operator.errors import ExternalError, Problem
 from finetune_operator.settings import Settings
 from finetune_operator.text import normalize_address
@@ -49,6 +51,15 @@ def resolve_access(secret: Mapping[str, str] | None, settings: Settings) -> Acce
         ExternalError: a key is missing; the message names the key.
     """
     return _read_settings(settings) if secret is None else _read_secret(secret)
+
+
+def find_named_login(spec: FineTuneJobSpec, settings: Settings) -> LocalReference | None:
+    """Return the Secret that a spec names, always as required: if an optional Secret were missing, the run would use the chart's login."""
+    databricks, tracking = spec.prepare.spark.databricks if spec.prepare else None, spec.tracking
+    secret = databricks.secret_ref if databricks else None
+    if secret is None and settings.on_databricks(tracking):
+        secret = tracking.secret_ref
+    return secret.model_copy(update={"optional": False}) if secret else None
 
 
 def find_workspace(settings: Settings, secret: Mapping[str, str] | None) -> str:

@@ -17,6 +17,7 @@ from finetune_operator.errors import Problem
 from finetune_operator.mlflow.model import Run
 from finetune_operator.owners import Owner
 from finetune_operator.registry.base import RegisteredVersion
+from finetune_operator.tenancy.model import Refusal
 
 FINISHED_PHASES = ("Succeeded", "Failed")
 """The phases of a job that has ended."""
@@ -256,6 +257,7 @@ class Observed:
         resumed: the job that checkpoint.resumeFrom names, until its checkpoints are known.
         alias_versions: by the field of `status.pinned`, the versions that the models' aliases point at, until they are pinned.
         code: the commit of trainer.code.git, until the status has it.
+        refusal: why the job must not be reconciled; then nothing else was observed.
         children: the FineTuneJobs of the job's sweep, by name.
         suggestions: the values that the decision requested for trials, by number and field.
         evaluations: values of the sweep's metric, by the number of the trial and by step, of trials that have reached a rung or have ended.
@@ -281,6 +283,7 @@ class Observed:
     resumed: ResumedJob | None = None
     alias_versions: Mapping[str, AliasVersion] = field(default_factory=dict)
     code: ResolvedRevision | None = None
+    refusal: Refusal | None = None
     children: Mapping[str, Json] = field(default_factory=dict)
     suggestions: Mapping[str, Json] | None = None
     evaluations: Mapping[int, Mapping[int, float]] = field(default_factory=dict)

@@ -22,6 +22,7 @@ from finetune_operator.finetunejob.decide.action_results import record_results
 from finetune_operator.finetunejob.decide.ready import summarize_status
 from finetune_operator.finetunejob.decision import CancelRun, Decision
 from finetune_operator.finetunejob.model import FINISHED_PHASES, FineTuneJob, Observed
+from finetune_operator.finetunejob.observe.gpu_budget import GpuBudget
 from finetune_operator.finetunejob.observe.observer import FineTuneJobObserver, read_finetunejob
 from finetune_operator.finetunejob.observe.suggestions import suggest_values
 from finetune_operator.finetunejob.preparation import backends
@@ -29,6 +30,8 @@ from finetune_operator.kube import KubeError
 from finetune_operator.owners import Owner
 from finetune_operator.policy.status import with_condition
 from finetune_operator.settings import Settings
+from finetune_operator.tenancy.model import Refusal
+from finetune_operator.tenancy.permissions import Permissions
 
 # A pass that wrote the status is followed by a second pass, which decides from the new status. After this delay, the second pass also
 # handles the events of the children that the first pass created.
@@ -50,16 +53,21 @@ class FineTuneJobReconciler(Reconciler):
     applier: FineTuneJobApplier
     settings: Settings
     now: Callable[[], datetime] = utc_now
+    permissions: Permissions | None = None
+    """What the tenants may use; None: everything."""
+    gpu_budget: GpuBudget | None = None
 
     async def reconcile(self, body: Json) -> float | None:
         """Observe, decide and apply. If `decide` requests dry runs or values of trials, it is called again with the answer."""
         ftj = read_finetunejob(body, self.settings.defaults)
+        refusal = self._find_refusal(ftj)
         if ftj.deleting:
-            return await self._release(ftj)
+            return await self._release(ftj, refusal)
         # For `_report`, if the pass fails before it decides.
         decision = Decision(status=ftj.status)
         try:
-            observed = await self.observer.observe(ftj, self.now())
+            # NB: nothing is read for a job that is not permitted: the read itself would send credentials where the author wants them.
+            observed = Observed(refusal=refusal) if refusal else await self.observer.observe(ftj, self.now())
             now = self.now()
             decision = decide(ftj, observed, now, self.settings)
             if decision.dry_runs:
@@ -77,9 +85,26 @@ class FineTuneJobReconciler(Reconciler):
             await self._report(ftj, decision, error)
             raise
 
-    async def _release(self, ftj: FineTuneJob) -> float | None:
+    def forget(self, ftj: FineTuneJob) -> None:
+        """Forget a deleted job."""
+        self.applier.forget(ftj)
+        if self.gpu_budget:
+            self.gpu_budget.forget(ftj)
+
+    def _find_refusal(self, ftj: FineTuneJob) -> Refusal | None:
+        """Return why the tenancy does not permit the job, or why it must wait for GPUs."""
+        if self.permissions is None:
+            return None
+        refusal = self.permissions.refuse_job(ftj.namespace, ftj.written, ftj.spec)
+        return refusal or (self.gpu_budget.refuse(ftj) if self.gpu_budget else None)
+
+    async def _release(self, ftj: FineTuneJob, refusal: Refusal | None) -> float | None:
         """One pass over a job that is being deleted: cancel its Databricks run, then remove the finalizer."""
         if names.RUN_FINALIZER not in ftj.finalizers:
+            return None
+        if refusal and ftj.status.resolved is None:
+            # The job was never accepted, so it has no run, and somebody else has set the finalizer.
+            await self.applier.set_finalizer(ftj, is_needed=False)
             return None
         observed = Observed() if ftj.spec is None else await self.observer.observe_deletion(ftj)
         now = self.now()

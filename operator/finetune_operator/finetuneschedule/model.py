@@ -9,6 +9,7 @@ from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason
 from finetune_crds.finetuneschedule import FineTuneScheduleSpec
 from finetune_crds.schedule_status import FineTuneScheduleStatus, TrainedData
+from finetune_operator.tenancy.model import Refusal
 
 KIND = "FineTuneSchedule"
 
@@ -70,10 +71,14 @@ class DryRunAnswer:
 
 @dataclass(frozen=True)
 class Observed:
-    """The FineTuneJobs of a schedule, and the answer to a dry run that an earlier decision of this pass requested."""
+    """The FineTuneJobs of a schedule, and the answer to a dry run that an earlier decision of this pass requested.
+
+    `refusal`: why its FineTuneJobs would not be permitted.
+    """
 
     jobs: tuple[ScheduledJob, ...] = ()
     dry_run_answer: DryRunAnswer | None = None
+    refusal: Refusal | None = None
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from http import HTTPStatus
 
+from pydantic import ValidationError
+
 from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason, ConditionType
+from finetune_crds.finetunejob import FineTuneJobSpec
 from finetune_crds.finetuneschedule import FineTuneScheduleSpec
 from finetune_crds.schedule_status import FineTuneScheduleStatus, TrainedData
 from finetune_operator import names
@@ -16,6 +19,8 @@ from finetune_operator.controller.reading import read_spec, read_status
 from finetune_operator.controller.store import Store
 from finetune_operator.finetuneschedule.model import DryRunAnswer, Observed, Schedule, ScheduledJob
 from finetune_operator.kube import Kube, KubeError
+from finetune_operator.tenancy.model import Refusal
+from finetune_operator.tenancy.permissions import Permissions
 
 # What a refusal of the API server means: the template is wrong, or a policy or a quota forbids the FineTuneJob for now.
 _REASONS: Mapping[int, ConditionReason] = {
@@ -94,15 +99,35 @@ def explain_refusal(error: KubeError, body: Json) -> DryRunAnswer | None:
 
 @dataclass
 class FineTuneScheduleObserver:
-    """Reads the store for one schedule at a time."""
+    """Reads the store for one schedule at a time.
+
+    Attributes:
+        permissions: what the tenants may use; None: everything.
+    """
 
     kube: Kube
     store: Store
+    permissions: Permissions | None = None
 
     def observe(self, schedule: Schedule) -> Observed:
         """Return the FineTuneJobs of a schedule."""
         bodies = self.store.finetunejobs_of((schedule.namespace, schedule.uid))
-        return Observed(jobs=tuple(read_job(body) for body in bodies))
+        return Observed(jobs=tuple(read_job(body) for body in bodies), refusal=self._find_refusal(schedule))
+
+    def _find_refusal(self, schedule: Schedule) -> Refusal | None:
+        """Return why the FineTuneJobs of a schedule would not be permitted. A template that cannot be read is refused by its dry run."""
+        if self.permissions is None:
+            return None
+        job = names.scheduled_job_name(schedule.name, schedule.created)
+        template = schedule.spec.job_template.spec if schedule.spec else {}
+        try:
+            spec = FineTuneJobSpec.model_validate(template)
+        except ValidationError:
+            return self.permissions.refuse_job(schedule.namespace, None, None)
+        if spec.register_ and not spec.register_.model:
+            registration = spec.register_.model_copy(update={"model": job})
+            spec = spec.model_copy(update={"register_": registration})
+        return self.permissions.refuse_job(schedule.namespace, spec, spec)
 
     async def dry_run(self, body: Json) -> DryRunAnswer:
         """Whether the API server would create a FineTuneJob. One of this name that exists does not matter.

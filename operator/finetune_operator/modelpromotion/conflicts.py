@@ -192,6 +192,9 @@ class ConflictFinder:
             meta = body["metadata"]
             if meta["uid"] == promotion.uid or _is_ending(meta) or not matches(body.get("spec") or {}):
                 continue
+            if condition_state(body, ConditionType.ACCEPTED) == ("False", ConditionReason.NOT_PERMITTED):
+                # NB: otherwise anybody could occupy the alias of another tenant by being the oldest.
+                continue
             rivals.append(Rival(datetime.fromisoformat(meta["creationTimestamp"]), "/".join(key), body))
         return sorted(rivals, key=lambda rival: rival.sort_key)
 

@@ -15,6 +15,7 @@ from finetune_operator.mlflow.model import Run
 from finetune_operator.registry.base import ModelVersion, MoveAlias, RegisteredModel
 from finetune_operator.registry.ownership import UNSUPPORTED, Ownership
 from finetune_operator.serving.model import Endpoint, EndpointAction, ServingBackend
+from finetune_operator.tenancy.model import Refusal
 
 
 @dataclass(frozen=True)
@@ -120,6 +121,7 @@ class Observed:
         gate_jobs: the Jobs of the gates that exist, for whichever version.
         ownership: which installation moves the alias.
         reading: the number of spec.onRegression; None if no version is watched.
+        refusal: why the promotion must not be reconciled; then nothing else was observed.
     """
 
     problem: Problem | None = None
@@ -132,6 +134,7 @@ class Observed:
     gate_jobs: tuple[ObservedJob, ...] = ()
     ownership: Ownership = UNSUPPORTED
     reading: Reading | None = None
+    refusal: Refusal | None = None
 
     def alias(self, name: str) -> str | None:
         """The version that an alias points at."""

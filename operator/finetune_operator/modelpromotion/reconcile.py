@@ -19,6 +19,7 @@ from finetune_operator.modelpromotion.decide.ready import summarize_status
 from finetune_operator.modelpromotion.decide.version_tags import record_tags
 from finetune_operator.modelpromotion.model import (
     ClaimAlias,
+    Observed,
     Promotion,
     PromotionAction,
     PromotionDecision,
@@ -31,6 +32,7 @@ from finetune_operator.policy.status import with_condition
 from finetune_operator.registry.writer import AliasMoved, ModelReplaced
 from finetune_operator.serving.model import LogRequests, StopLogging
 from finetune_operator.settings import Settings
+from finetune_operator.tenancy.permissions import Permissions
 
 # Actions whose effect no pass has to see at once.
 _LATE_EFFECTS = (ClaimAlias, LogRequests, StopLogging, StopGateJob, ReleaseGateJob)
@@ -46,13 +48,21 @@ class ModelPromotionReconciler(Reconciler):
     applier: ModelPromotionApplier
     settings: Settings
     now: Callable[[], datetime] = utc_now
+    permissions: Permissions | None = None
+    """What the tenants may use; None: everything."""
 
     async def reconcile(self, body: Json) -> float | None:
         """One pass: observe, decide, and carry out the decision."""
         promotion = read_promotion(body)
         if promotion.deleting and not promotion.finalizers:
             return None
-        observed = await self.observer.observe(promotion)
+        refusal = (
+            self.permissions.refuse_promotion(promotion.namespace, promotion.spec)
+            if self.permissions
+            else None
+        )
+        # NB: nothing is read for a promotion that is not permitted, with whatever credentials.
+        observed = Observed(refusal=refusal) if refusal else await self.observer.observe(promotion)
         now = self.now()
         decision = decide(promotion, observed, now, self.settings)
         try:

@@ -107,6 +107,17 @@ CASES: dict[str, dict[str, Case]] = {
             {f'{P}is_leader{{pod="a"}}': "1x3 0x30", f'{P}is_leader{{pod="b"}}': "0x4 1x30"}, 10
         ),
     },
+    "FineTuneTenancyOutdated": {
+        "of one replica": Case(
+            {f'{P}tenancy_outdated{{pod="a"}}': "0x30", f'{P}tenancy_outdated{{pod="b"}}': "0 0 1x30"},
+            4,
+            {},
+            "The file with the tenancy has a mistake or cannot be read. The rules that were read before apply, and an operator that starts now "
+            "ends.",
+            "critical",
+        ),
+        "a mistake that is corrected": Case({f"{P}tenancy_outdated": "0 1 0x30"}, 10),
+    },
     "FineTuneQueueOld": {
         "a slow server": Case(
             {f'{P}queue_oldest_seconds{{kind="ModelPromotion"}}': "90x30"},

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from finetune_operator.tenancy.model import Tenant
 from support.documents import PAGES, ROOT, Page
 from support.manifests import SCHEMAS
 
@@ -36,8 +37,8 @@ _LABEL = re.compile(r"finetune\.dev/[\w-]+")
 
 # Fields of Kubernetes' own objects, and names of other tools that look like fields of ours.
 OF_OTHERS = {
-    "backoffLimit", "fieldPath", "lastTransitionTime", "messageExpression", "nodeSelector", "observedGeneration", "podFailurePolicy", "secretKeyRef",
-    "sizeLimit", "terminationGracePeriodSeconds", "valueFrom.secretKeyRef", "host.cluster.internal", "catalog.schema.name", "catalog.schema.table", "database.table",
+    "backoffLimit", "emptyDir", "fieldPath", "hostNetwork", "lastTransitionTime", "messageExpression", "nodeSelector", "observedGeneration", "podFailurePolicy", "secretKeyRef",
+    "sizeLimit", "terminationGracePeriodSeconds", "valueFrom.secretKeyRef", "volumeMounts", "host.cluster.internal", "catalog.schema", "catalog.schema.name", "catalog.schema.table", "database.table",
     "pods.eks.amazonaws.com", "checkpoint.checkpoint_dir", "dropDuplicates", "mlflow.pyfunc", "mlflow.pyfunc.load_model", "mlflow.register_model", "mlflow.source.git", "mlflow.source.git.branch", "mlflow.source.git.commit",
     "mlflow.source.git.repoURL", "mlflow.transformers", "mlflow.transformers.load_model", "randomSplit", "requirements.txt", "step_scheduler.max_steps",
     "spark.dynamicAllocation.enabled", "spark.executor.memoryOverheadFactor", "spark.kubernetes.executor.limit.cores",
@@ -64,7 +65,18 @@ def keys(value: object, path: str = "") -> Iterator[str]:
 
 
 VALUES = yaml.safe_load((ROOT / "charts/finetune-operator/values.yaml").read_text(encoding="utf-8"))
-FIELDS = {*keys(VALUES), *(path for schema in SCHEMAS.values() for path in fields(schema))}
+TENANT = Tenant.model_json_schema()
+TENANT_FIELDS = {
+    f".tenancy.tenants.{name}"
+    for schema in (TENANT, *TENANT["$defs"].values())
+    for name in schema["properties"]
+}
+FIELDS = {
+    *keys(VALUES),
+    ".tenancy.tenants",
+    *TENANT_FIELDS,
+    *(path for schema in SCHEMAS.values() for path in fields(schema)),
+}
 
 
 @cache

@@ -15,6 +15,7 @@ from finetune_operator.fence import Fence
 from finetune_operator.finetunejob.model import FineTuneJob
 from finetune_operator.kube import Kube
 from finetune_operator.settings import Settings
+from finetune_operator.tenancy.file import TenancyFile
 
 Json = dict[str, Any]
 BODY: Json = {
@@ -28,7 +29,7 @@ TIMEOUT_SECONDS = 10.0
 def operator(monkeypatch: pytest.MonkeyPatch) -> Operator:
     # NB: an operator that does not lead yet closes the fence of its process, through which other tests write.
     monkeypatch.setattr(main, "PROCESS_FENCE", Fence())
-    return Operator.of(Kube(), Kube(), Settings())
+    return Operator.of(Kube(), Kube(), Settings(), TenancyFile())
 
 
 def test_each_queue_knows_how_many_workers_take_its_keys(operator: Operator) -> None:

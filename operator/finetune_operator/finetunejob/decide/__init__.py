@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
+from finetune_crds.conditions import ConditionType
 from finetune_operator.finetunejob.decide import (
     accept,
     checkout,
@@ -27,10 +28,12 @@ from finetune_operator.finetunejob.decide import (
 )
 from finetune_operator.finetunejob.decision import Decision
 from finetune_operator.finetunejob.draft.draft import Draft
+from finetune_operator.finetunejob.draft.wait import POLL_SECONDS
 from finetune_operator.finetunejob.model import FineTuneJob, Observed
 from finetune_operator.finetunejob.preparation import backends, prepare
 from finetune_operator.policy.result import run_policies
 from finetune_operator.settings import Settings
+from finetune_operator.tenancy.model import Refusal
 
 # The policies run in this order; a policy that returns Stop ends the pass.
 POLICIES = (
@@ -59,6 +62,8 @@ POLICIES = (
 def decide(ftj: FineTuneJob, observed: Observed, now: datetime, settings: Settings) -> Decision:
     """Decide what to do for a job, and its new status."""
     draft = Draft(ftj, observed, now.replace(microsecond=0), settings)
+    if observed.refusal:
+        return _refuse(draft, observed.refusal)
     if ftj.spec and ftj.spec.sweep:
         return _decide_sweep(draft)
     if not finish.is_finished(draft):
@@ -72,6 +77,15 @@ def decide(ftj: FineTuneJob, observed: Observed, now: datetime, settings: Settin
         finish.clean_up(draft)
     backends.set_finalizer(draft)
     draft.status = ready.summarize_status(ftj, draft.status, draft.now)
+    return draft.conclude()
+
+
+def _refuse(draft: Draft, refusal: Refusal) -> Decision:
+    """Decide for a job that the tenancy does not permit: report it, and leave the children of the job as they are."""
+    if not finish.is_finished(draft):
+        draft.set(ConditionType.ACCEPTED, False, refusal.reason, refusal.message)
+        draft.requeue_after(POLL_SECONDS)
+    draft.status = ready.summarize_status(draft.ftj, draft.status, draft.now)
     return draft.conclude()
 
 

@@ -44,8 +44,12 @@ OBSTACLES = (
     ConditionType.PODS_HEALTHY,
 )
 """Conditions that explain a delay better than the conditions of the phase. The first condition that is not true is reported."""
-# Reasons of obstacles that only a change of the spec removes.
-_SPEC_CHANGE_REASONS: tuple[str, ...] = (ConditionReason.INVALID_SPEC, ConditionReason.POD_TEMPLATE_INVALID)
+# Reasons of obstacles that only a change of the spec removes or, for a spec that is not permitted, of the tenancy.
+_SPEC_CHANGE_REASONS: tuple[str, ...] = (
+    ConditionReason.INVALID_SPEC,
+    ConditionReason.NOT_PERMITTED,
+    ConditionReason.POD_TEMPLATE_INVALID,
+)
 
 
 def summarize_status(ftj: FineTuneJob, status: FineTuneJobStatus, now: datetime) -> FineTuneJobStatus:

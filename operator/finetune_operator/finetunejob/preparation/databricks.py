@@ -16,6 +16,7 @@ from finetune_crds.status import FineTuneJobStatus, LastFailure
 from finetune_crds.status_parts import DatabricksRunStatus, RunState
 from finetune_operator import names
 from finetune_operator.databricks import secret_scopes
+from finetune_operator.databricks.access import find_named_login
 from finetune_operator.databricks.model import ENDED, Run
 from finetune_operator.errors import Problem
 from finetune_operator.finetunejob.decision import CancelRun, Decision, SubmitRun
@@ -75,7 +76,7 @@ class DatabricksBackend(Backend):
     def find_obstacles(
         self, spec: FineTuneJobSpec, settings: Settings, namespace: str
     ) -> Iterator[tuple[ConditionReason, str]]:
-        uses_login_of_chart = submissions.find_named_login(spec, settings) is None
+        uses_login_of_chart = find_named_login(spec, settings) is None
         if uses_login_of_chart and namespace not in settings.databricks_namespaces:
             message = (
                 f"jobs of namespace {namespace} are not allowed to run on Databricks as the service principal that the chart configures: "
@@ -191,7 +192,7 @@ class DatabricksBackend(Backend):
 def _find_unreadable_secrets(spec: FineTuneJobSpec, settings: Settings) -> Iterator[str]:
     """Yield a mistake for each workspace secret that a run with the chart's login would read."""
     databricks, preparation = submissions.find_databricks(spec), spec.prepare
-    if databricks is None or preparation is None or submissions.find_named_login(spec, settings):
+    if databricks is None or preparation is None or find_named_login(spec, settings):
         return
     cluster = databricks.compute.new_cluster
     if cluster:

@@ -8,6 +8,7 @@ from finetune_crds import JobRecipe
 from finetune_crds.databricks import Databricks
 from finetune_crds.env import LocalReference
 from finetune_crds.finetunejob import FineTuneJobSpec
+from finetune_operator.databricks.access import find_named_login
 from finetune_operator.databricks.model import Submission
 from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.finetunejob.model import FineTuneJob
@@ -22,15 +23,6 @@ def find_databricks(spec: FineTuneJobSpec) -> Databricks | None:
 def find_login(ftj: FineTuneJob, settings: Settings) -> LocalReference | None:
     """Return the Secret with the login to the workspace; None for the chart's login."""
     return find_named_login(ftj.spec, settings) if ftj.spec else None
-
-
-def find_named_login(spec: FineTuneJobSpec, settings: Settings) -> LocalReference | None:
-    """Return the Secret that a spec names, always as required: if an optional Secret were missing, the run would use the chart's login."""
-    databricks, tracking = find_databricks(spec), spec.tracking
-    secret = databricks.secret_ref if databricks else None
-    if secret is None and settings.on_databricks(tracking):
-        secret = tracking.secret_ref
-    return secret.model_copy(update={"optional": False}) if secret else None
 
 
 def find_folder(ftj: FineTuneJob) -> str:

@@ -23,6 +23,8 @@ def accept(draft: Draft) -> Outcome:
 
     The dry run of a refused template is repeated in each pass, since a policy or the schema of FineTuneJobs can change too.
     """
+    if draft.observed.refusal:
+        return draft.refuse(*draft.observed.refusal)
     mistake = _find_mistake(draft)
     if mistake:
         return draft.refuse(ConditionReason.INVALID_SPEC, mistake)

@@ -32,6 +32,7 @@ from finetune_operator.settings import Settings
 
 # The policies run in this order; one that returns Stop skips the policies after it. The rest of `decide` always runs.
 POLICIES = (
+    accept.require_permission,
     accept.accept,
     preconditions.require_registry,
     identity.check_identity,

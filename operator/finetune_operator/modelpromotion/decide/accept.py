@@ -24,6 +24,12 @@ _NO_REGISTRY = (
 )
 
 
+def require_permission(draft: Draft) -> Outcome:
+    """Refuse the promotion if the tenancy does not permit it."""
+    refusal = draft.observed.refusal
+    return _refuse(draft, refusal.reason, refusal.message) if refusal else Continue
+
+
 def accept(draft: Draft) -> Outcome:
     """Accept the promotion, or refuse it: for all mistakes in its spec, in one message, or for the first of the other reasons."""
     if draft.promotion.spec is None:

@@ -12,12 +12,12 @@ from finetune_operator.modelpromotion.decide.move import announce
 def set_finalizer(draft: Draft) -> None:
     """Set the operator's finalizer if the alias is to be removed with the resource; otherwise remove the finalizer.
 
-    The alias stays if an older promotion manages the same alias. If the spec cannot be read, nothing changes.
+    The alias stays if it is another's (`_may_not_move`). If the spec cannot be read, nothing changes.
     """
     spec = draft.promotion.spec
     if spec is None:
         return
-    needs_finalizer = spec.on_delete == "RemoveAlias" and not _is_managed_by_other(draft)
+    needs_finalizer = spec.on_delete == "RemoveAlias" and not _may_not_move(draft)
     if needs_finalizer != (names.FINALIZER in draft.promotion.finalizers):
         draft.finalizer = needs_finalizer
 
@@ -27,7 +27,7 @@ def remove(draft: Draft) -> None:
     if names.FINALIZER not in draft.promotion.finalizers:
         return
     spec, problem = draft.promotion.spec, draft.observed.problem
-    if spec is None or spec.on_delete != "RemoveAlias" or _is_managed_by_other(draft):
+    if spec is None or spec.on_delete != "RemoveAlias" or _may_not_move(draft):
         draft.finalizer = False
     elif problem and problem.reason == ConditionReason.CREDENTIALS_MISSING:
         # NB: the Secret cannot be created again in a namespace that is being deleted, so the deletion would wait forever.
@@ -55,8 +55,10 @@ def remove(draft: Draft) -> None:
         draft.actions.append(draft.move_alias(None))
 
 
-def _is_managed_by_other(draft: Draft) -> bool:
-    return draft.observed.rival is not None or draft.observed.ownership.state == "Foreign"
+def _may_not_move(draft: Draft) -> bool:
+    """Whether the alias is another's: an older promotion or another installation manages it, or the tenancy does not permit it."""
+    observed = draft.observed
+    return observed.rival is not None or observed.ownership.state == "Foreign" or observed.refusal is not None
 
 
 def _promoted_versions(draft: Draft) -> set[str | None]:

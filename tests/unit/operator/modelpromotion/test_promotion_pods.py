@@ -157,7 +157,7 @@ def test_the_defaults_of_a_gate() -> None:
 
 
 def test_the_template_of_the_gate_overrides_that_of_the_chart_and_neither_gets_a_token() -> None:
-    defaults = Defaults.parse(
+    defaults = Defaults.model_validate(
         {
             "imagePullSecrets": [{"name": "registry"}],
             "pods": {

@@ -1,0 +1,133 @@
+"""Limits the GPUs that the jobs of a tenant have at the same time: a job that would exceed maxGpus waits until others have ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from finetune_crds.base import Json
+from finetune_crds.conditions import ConditionReason, ConditionType
+from finetune_crds.finetunejob import FineTuneJobSpec
+from finetune_operator.controller.reading import UnreadableStatusError
+from finetune_operator.controller.store import Store
+from finetune_operator.finetunejob.model import FINISHED_PHASES, FineTuneJob
+from finetune_operator.finetunejob.observe.observer import read_finetunejob
+from finetune_operator.settings import Settings
+from finetune_operator.tenancy.model import Refusal, Tenant
+from finetune_operator.tenancy.permissions import Permissions
+from finetune_operator.tenancy.templates import count_devices
+
+
+@dataclass
+class GpuBudget:
+    """Lets jobs begin in the order of their creation, as long as the GPUs of their tenant suffice.
+
+    A job counts from when it is accepted until it has finished or is suspended, also while its data is prepared.
+    """
+
+    store: Store
+    settings: Settings
+    permissions: Permissions
+    _admitted: set[str] = field(default_factory=set)
+    """The uids of jobs that may begin, whose status may not say so yet: passes of other jobs run at the same time."""
+    _gpus: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """By uid, the generation of a job and its GPUs, since reading a spec takes a millisecond."""
+
+    def refuse(self, ftj: FineTuneJob) -> Refusal | None:
+        """Return why a job must wait; None if it may begin, or has begun."""
+        tenant, spec = self.permissions.find_tenant(ftj.namespace), ftj.spec
+        if tenant is None or tenant.max_gpus is None or spec is None or ftj.is_finished:
+            return None
+        gpus = count_gpus(spec)
+        body = self.store.finetunejobs.get((ftj.namespace, ftj.name))
+        if gpus == 0 or spec.suspend or body is None or self._has_begun(body):
+            return None
+        if gpus > tenant.max_gpus:
+            message = (
+                f"the job needs {gpus} GPUs, and the jobs of its tenant may have {tenant.max_gpus} at the same time (maxGpus): create a "
+                "FineTuneJob with another name and fewer GPUs, or ask the platform team to raise the limit in the values of the chart"
+            )
+            return Refusal(ConditionReason.NOT_PERMITTED, message)
+        used = sum(self._list_used(tenant, ftj, body))
+        if used + gpus > tenant.max_gpus:
+            message = (
+                f"the job needs {gpus} GPUs, and older jobs of its tenant have or wait for {used} of {tenant.max_gpus} (maxGpus): it begins "
+                "when enough of them have ended or are suspended"
+            )
+            return Refusal(ConditionReason.GPU_LIMIT_REACHED, message)
+        self._admitted.add(ftj.uid)
+        return None
+
+    def forget(self, ftj: FineTuneJob) -> None:
+        """Forget a deleted job."""
+        self._admitted.discard(ftj.uid)
+        self._gpus.pop(ftj.uid, None)
+
+    def _list_used(self, tenant: Tenant, ftj: FineTuneJob, body: Json) -> Iterator[int]:
+        """Yield the GPUs of the jobs of a tenant that have begun, and of those that wait for GPUs and are older than a job."""
+        namespaces: dict[str, bool] = {}
+        age = _sort_key(body)
+        for (namespace, _), job in self.store.finetunejobs.items():
+            if namespace not in namespaces:
+                namespaces[namespace] = self.permissions.find_tenant(namespace) is tenant
+            if not namespaces[namespace] or job["metadata"]["uid"] == ftj.uid:
+                continue
+            if self._has_begun(job) or (_waits_for_gpus(job) and _sort_key(job) < age):
+                yield self._count_gpus_of(job)
+
+    def _has_begun(self, body: Json) -> bool:
+        """Whether a job may have pods: it was accepted, has not finished, and is neither suspended nor deleted."""
+        status, uid = body.get("status") or {}, body["metadata"]["uid"]
+        is_over = status.get("phase") in FINISHED_PHASES or "deletionTimestamp" in body["metadata"]
+        if is_over or (body.get("spec") or {}).get("suspend"):
+            self._admitted.discard(uid)
+            return False
+        is_suspended = _find_reason(body, ConditionType.SUSPENDED, "True") is not None
+        is_accepted = _find_reason(body, ConditionType.ACCEPTED, "True") is not None
+        return uid in self._admitted or (is_accepted and not is_suspended)
+
+    def _count_gpus_of(self, body: Json) -> int:
+        uid, generation = body["metadata"]["uid"], int(body["metadata"].get("generation", 1))
+        cached_generation, gpus = self._gpus.get(uid, (None, 0))
+        if cached_generation == generation:
+            return gpus
+        try:
+            spec = read_finetunejob(body, self.settings.defaults).spec
+        except UnreadableStatusError:
+            spec = None
+        gpus = count_gpus(spec) if spec else 0
+        self._gpus[uid] = (generation, gpus)
+        return gpus
+
+
+def count_gpus(spec: FineTuneJobSpec) -> int:
+    """Return the GPUs of the stage that has the most; 0 for a job with a sweep, whose trials have them."""
+    if spec.sweep:
+        return 0
+    resource, pods = spec.distributed.gpu_resource, spec.pods
+    return max(
+        spec.distributed.nodes * count_devices(pods.train.template, resource),
+        count_devices(pods.prepare.template, resource),
+        count_devices(pods.evaluate.template, resource),
+    )
+
+
+def _waits_for_gpus(body: Json) -> bool:
+    is_suspended = (body.get("spec") or {}).get("suspend")
+    return (
+        not is_suspended
+        and "deletionTimestamp" not in body["metadata"]
+        and _find_reason(body, ConditionType.ACCEPTED, "False") == ConditionReason.GPU_LIMIT_REACHED
+    )
+
+
+def _find_reason(body: Json, kind: ConditionType, status: str) -> str | None:
+    """The reason of a condition of a job; None if the job has no such condition with this status."""
+    for item in (body.get("status") or {}).get("conditions") or ():
+        if item.get("type") == kind and item.get("status") == status:
+            return str(item.get("reason"))
+    return None
+
+
+def _sort_key(body: Json) -> tuple[str, str]:
+    return str(body["metadata"].get("creationTimestamp")), str(body["metadata"]["uid"])
