@@ -9,9 +9,11 @@ import socket
 import sys
 import time
 import uuid
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import timedelta
 
 import kopf
 import prometheus_client
@@ -26,6 +28,7 @@ from finetune_operator.controller.election import (
 )
 from finetune_operator.controller.health import Health, serve_probes
 from finetune_operator.controller.leases import Leases
+from finetune_operator.controller.reading import UnreadableStatusError
 from finetune_operator.controller.reconciler import utc_now
 from finetune_operator.controller.resync import Resync
 from finetune_operator.controller.store import Store
@@ -51,8 +54,11 @@ from finetune_operator.installation_files import InstallationFileError
 from finetune_operator.kube import Kube, NoClusterError
 from finetune_operator.modelpromotion import enqueue as promotion_events
 from finetune_operator.modelpromotion.apply import ModelPromotionApplier
+from finetune_operator.modelpromotion.notices import list_notices
 from finetune_operator.modelpromotion.observe import ModelPromotionObserver, read_promotion
 from finetune_operator.modelpromotion.reconcile import ModelPromotionReconciler
+from finetune_operator.notifications.model import Webhook, load_webhooks
+from finetune_operator.notifications.sender import REPEAT_SECONDS, Sender
 from finetune_operator.owners import find_owner
 from finetune_operator.registry.alias_owners import AliasOwners
 from finetune_operator.registry.writer import AliasWriter
@@ -75,13 +81,14 @@ def main() -> int:
         settings = Settings.from_command_line(sys.argv[1:])
         tenancy_file = TenancyFile(settings.tenancy_file)
         tenancy_file.read()
+        webhooks = load_webhooks(settings.webhooks_file)
     except (SettingsError, InstallationFileError) as error:
         print(f"finetune-operator: {error}", file=sys.stderr)
         return 64
     configure_logging(settings)
     try:
         with asyncio.Runner(loop_factory=EventLoop) as runner:
-            runner.run(run(settings, tenancy_file))
+            runner.run(run(settings, tenancy_file, webhooks))
     except NoClusterError as error:
         print(f"finetune-operator: {error}", file=sys.stderr)
         return 64
@@ -91,7 +98,7 @@ def main() -> int:
     return 0
 
 
-async def run(settings: Settings, tenancy_file: TenancyFile) -> None:
+async def run(settings: Settings, tenancy_file: TenancyFile, webhooks: Sequence[Webhook] = ()) -> None:
     """Run until SIGTERM, or until a part of the operator fails.
 
     Raises:
@@ -105,7 +112,7 @@ async def run(settings: Settings, tenancy_file: TenancyFile) -> None:
         # FineTuneJobs, writes of FineTuneJobs and the workers of ModelPromotions have as many threads each.
         threads = _THREADS_PER_WORKER * settings.workers
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(threads, "client"))
-        operator = Operator.of(kube, lease_kube, settings, tenancy_file)
+        operator = Operator.of(kube, lease_kube, settings, tenancy_file, webhooks)
         _measure(operator.queues)
         if settings.metrics_port:
             prometheus_client.start_http_server(settings.metrics_port)
@@ -130,6 +137,7 @@ class Operator:
     promotions: ModelPromotionReconciler
     schedules: FineTuneScheduleReconciler
     permissions: Permissions
+    sender: Sender
     abandoned_runs: AbandonedRuns
     gauges: Gauges
     terminated: asyncio.Event = field(default_factory=asyncio.Event)
@@ -141,6 +149,7 @@ class Operator:
         lease_kube: Kube,
         settings: Settings,
         tenancy_file: TenancyFile,
+        webhooks: Sequence[Webhook] = (),
     ) -> Operator:
         """Create the parts and connect them.
 
@@ -161,6 +170,7 @@ class Operator:
         namespaces = NamespaceReader(kube, time.monotonic)
         applier = FineTuneJobApplier.of(observer, writer, namespaces)
         permissions = Permissions(settings, tenancy_file)
+        sender = Sender(webhooks, time.monotonic)
         finetunejobs = FineTuneJobReconciler(
             store,
             queues.finetunejobs,
@@ -172,6 +182,7 @@ class Operator:
         )
         deleted_jobs: asyncio.Queue[Json] = asyncio.Queue()
         promotions = _create_promotion_reconciler(kube, store, queues, permissions, writer)
+        promotions.applier.announce = sender.announce
         return cls(
             settings=settings,
             store=store,
@@ -191,6 +202,7 @@ class Operator:
                 settings,
             ),
             permissions=permissions,
+            sender=sender,
             abandoned_runs=AbandonedRuns(kube, store, settings, namespaces),
             gauges=Gauges(store, settings.resync_seconds, utc_now),
         )
@@ -268,10 +280,23 @@ class Operator:
         async with asyncio.TaskGroup() as group:
             group.create_task(self.abandoned_runs.run())
             group.create_task(self.gauges.run())
+            group.create_task(self._send_notices())
             for _ in range(self.settings.workers):
                 group.create_task(work(self.queues.finetunejobs, self.finetunejobs.handle))
                 group.create_task(work(self.queues.promotions, self.promotions.handle))
                 group.create_task(work(self.queues.schedules, self.schedules.handle))
+
+    async def _send_notices(self) -> None:
+        """Send notices of moves, after those of the last minutes, which the replica that led before may not have sent."""
+        oldest = utc_now() - timedelta(seconds=REPEAT_SECONDS)
+        for body in self.store.promotions.values():
+            try:
+                promotion = read_promotion(body)
+            except UnreadableStatusError:
+                continue
+            notices = list_notices(promotion, promotion.status)
+            self.sender.announce_again(notice for notice in notices if notice.time > oldest)
+        await self.sender.run()
 
     async def _finetunejob(self, kind: str | None, body: Json) -> None:
         """Handle an event of a FineTuneJob, which may be the source of promotions, and may belong to a schedule."""

@@ -17,7 +17,7 @@ from prometheus_client import Counter, Gauge, Histogram
 from finetune_crds.conditions import ConditionReason
 from finetune_crds.status import AttemptCause
 
-Server = Literal["Kubernetes", "MLflow", "Databricks", "Git", "Prometheus"]
+Server = Literal["Kubernetes", "MLflow", "Databricks", "Git", "Prometheus", "Webhook"]
 NO_RESPONSE = "none"
 """The code of a request without a response."""
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400

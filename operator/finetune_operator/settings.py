@@ -62,6 +62,7 @@ class Settings:
         liveness: address of the probes.
         defaults: defaults for fields that a FineTuneJob leaves out; the variable is the path of a YAML file.
         tenancy_file: YAML file with what each tenant may use; empty if all namespaces may use everything.
+        webhooks_file: YAML file with the webhooks that get a notice of each move of an alias; empty for none.
     """
 
     prep_image: str = "finetune-prep:latest"
@@ -95,6 +96,7 @@ class Settings:
     liveness: str = "http://0.0.0.0:8080/healthz"
     defaults: Defaults = field(default_factory=Defaults)
     tenancy_file: str = ""
+    webhooks_file: str = ""
 
     def servers(self, tracking: Tracking | PromotionTracking) -> tuple[str, str]:
         """The addresses of the MLflow server and of the model registry of a resource; empty if there is none.

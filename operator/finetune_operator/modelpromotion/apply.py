@@ -25,7 +25,9 @@ from finetune_operator.modelpromotion.model import (
     PromotionAction,
     PromotionDecision,
 )
+from finetune_operator.modelpromotion.notices import list_new_notices
 from finetune_operator.modelpromotion.observe import ModelPromotionObserver
+from finetune_operator.notifications.model import Notice
 from finetune_operator.registry.base import MoveAlias, RegisteredModel, Registry
 from finetune_operator.registry.writer import AliasMoved, AliasWriter, ModelReplaced
 
@@ -56,7 +58,7 @@ class StaleError(Exception):
 class ModelPromotionApplier:
     """Writes to the API server, to the registry and to serving endpoints.
 
-    `moved` is called with the name of a model whose alias was moved.
+    `moved` is called with the name of a model whose alias was moved, and `announce` with each new move in a history.
     """
 
     kube: Kube
@@ -64,6 +66,7 @@ class ModelPromotionApplier:
     observer: ModelPromotionObserver
     writer: AliasWriter
     moved: Callable[[str], None]
+    announce: Callable[[Notice], None] = lambda _notice: None
     gate_jobs: GateJobApplier = field(init=False)
 
     def __post_init__(self) -> None:
@@ -163,7 +166,7 @@ class ModelPromotionApplier:
             return None
         about = EventTarget(KIND, promotion.name, promotion.namespace, promotion.uid)
         resource_version = str(onto["metadata"]["resourceVersion"]) if onto else promotion.version
-        return await status_writer.write_status(
+        written = await status_writer.write_status(
             self.kube,
             self.store,
             about,
@@ -173,6 +176,9 @@ class ModelPromotionApplier:
             after=decision.status,
             now=now,
         )
+        for notice in list_new_notices(promotion, decision.status):
+            self.announce(notice)
+        return written
 
     async def set_finalizer(self, promotion: Promotion, *, is_needed: bool) -> None:
         """Add the operator's finalizer to a promotion, or remove it.
