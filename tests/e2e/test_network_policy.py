@@ -5,6 +5,7 @@ The cluster is one of its own, in which kube-network-policies enforces NetworkPo
 
 from __future__ import annotations
 
+import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from cluster import backends, binaries, images, local, network, snapshots
+from cluster import backends, binaries, images, local, network, plan, snapshots
+from cluster.paths import State
 from fixtures.operator_processes.servers import create_crds, list_our_crds
 from support.api import Api
 from support.operator_process import operator_process, watching
@@ -86,14 +88,20 @@ def create_pod(api: Api, pod: Pod, labels: Json) -> Pod:
     return pod
 
 
-def connects(api: Api, pod: Pod, address: str) -> bool:
-    """Whether a pod can connect to the port at an address."""
+def connects(api: Api, pod: Pod, address: str, port: int = PORT) -> bool:
+    """Whether a pod can connect to a port at an address."""
     kubectl = [str(binaries.path("kubectl")), "--kubeconfig", str(api.kubeconfig)]
     run = [*kubectl, "--namespace", pod.namespace, "exec", pod.name, "--"]
     done = subprocess.run(
-        [*run, "python3", "-c", _CONNECT, address, str(PORT)], capture_output=True, check=False, timeout=60
+        [*run, "python3", "-c", _CONNECT, address, str(port)], capture_output=True, check=False, timeout=60
     )
     return done.returncode == 0
+
+
+def count_starts() -> int:
+    """How often the program that judges connections has started: it starts anew when it has ended, and allows all of them meanwhile."""
+    log = State(CLUSTER).logs / "networkpolicies.log"
+    return log.read_text(encoding="utf-8").count("Starting controller")
 
 
 @pytest.mark.skipif(
@@ -126,6 +134,11 @@ def test_only_pods_of_a_job_connect_to_its_pods(api: Api, tmp_path: Path) -> Non
             "impostor": connects(api, impostor, addresses[first.name]),
         }
         assert connected == {"first": True, "second": True, "stranger": False, "impostor": False}
+
+        # Packets from and to an address of no pod are judged, too.
+        with socket.create_server(("", 0)) as server:
+            assert connects(api, stranger, plan.HOST_NAME, server.getsockname()[1])
+        assert count_starts() == 1
 
         # The policy made the difference, and nothing else did.
         with_policy = api.get("NetworkPolicy", NAMESPACE, NAME)

@@ -50,8 +50,9 @@ func run(kubeconfig string, queue int) error {
 		nil,
 		nil,
 		nil,
-		// All nodes share a network namespace. The addresses of pods are those that the API server has.
-		networkpolicy.Config{QueueID: queue, NodeName: "all", NRIdisabled: true},
+		// NB: with NRIdisabled, version 0.8.0 panics at each packet with an address of no pod. All nodes share a network namespace, which has no
+		// socket of NRI, so the addresses of pods are those that the API server has.
+		networkpolicy.Config{QueueID: queue, NodeName: "all"},
 	)
 	if err != nil {
 		return err
