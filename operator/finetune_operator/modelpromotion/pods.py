@@ -8,7 +8,7 @@ from finetune_crds.gates import DEFAULT_TIMEOUT_SECONDS, JobGate
 from finetune_crds.modelpromotion import ModelPromotionSpec
 from finetune_crds.pods import MAIN_CONTAINER, PodSettings
 from finetune_operator import names
-from finetune_operator.batch.default_requests import add_default_requests, build_process_requests
+from finetune_operator.batch.default_requests import add_default_requests
 from finetune_operator.batch.pod_defaults import IGNORE_DISRUPTION, TMP, build_pod_defaults
 from finetune_operator.batch.pod_settings import as_template, build_pull_secrets, merge_templates
 from finetune_operator.modelpromotion.model import Promotion
@@ -115,4 +115,4 @@ def _build_pod(spec: ModelPromotionSpec, settings: Settings, gate: JobGate, vers
         as_template(gate_settings),
         owned,
     )
-    return add_default_requests(pod or {}, MAIN_CONTAINER, build_process_requests())
+    return add_default_requests(pod or {}, MAIN_CONTAINER)

@@ -10,7 +10,6 @@ from finetune_crds.base import Json
 from finetune_crds.evaluation import Evaluation
 from finetune_crds.recipe import as_yaml
 from finetune_operator import names
-from finetune_operator.batch.default_requests import build_process_requests
 from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.finetunejob.pods import gang, queueing, rendezvous, template, workspace
 from finetune_operator.finetunejob.pods.step_state import Step
@@ -152,7 +151,7 @@ def _build_pod(draft: Draft, uri: str) -> Json:
         user_template=spec.pods.evaluate.template,
         node_lost_seconds=spec.distributed.node_lost_seconds,
     )
-    pod = queueing.add_default_requests(draft, dict(merge(pod, login)), CONTAINER, build_process_requests())
+    pod = queueing.add_default_requests(draft, dict(merge(pod, login)), CONTAINER)
     return _add_model(draft, pod, uri) if evaluation.command else pod
 
 

@@ -10,7 +10,6 @@ from finetune_crds.pods import MAIN_CONTAINER
 from finetune_crds.recipe import as_yaml
 from finetune_crds.trainer import Trainer
 from finetune_operator import names
-from finetune_operator.batch.default_requests import build_process_requests
 from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.finetunejob.pods import (
     memory_reduction,
@@ -204,8 +203,7 @@ def _build_pod_template(draft: Draft, attempt: int) -> Json:
         user_template=_mount_code(draft),
         node_lost_seconds=spec.distributed.node_lost_seconds,
     )
-    requests = build_process_requests(spec.distributed.ranks_per_node)
-    pod = queueing.add_default_requests(draft, dict(merge(pod, login)), CONTAINER, requests)
+    pod = queueing.add_default_requests(draft, dict(merge(pod, login)), CONTAINER)
     pod = own_code.add_init_containers(draft, pod)
     pod = own_output.add_upload(draft, pod, _seconds_to_save(pods.template))
     pod["spec"].setdefault("topologySpreadConstraints", [_spread(draft, attempt)])

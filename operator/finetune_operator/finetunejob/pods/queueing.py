@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from datetime import datetime, timedelta
 
 from finetune_crds.base import Json
@@ -56,14 +55,14 @@ def enqueue(draft: Draft, job: Json) -> Json:
     return dict(merge(job, {"metadata": metadata, "spec": {"suspend": True}}))
 
 
-def add_default_requests(draft: Draft, pod: Json, container: str, requests: Mapping[str, str]) -> Json:
+def add_default_requests(draft: Draft, pod: Json, container: str) -> Json:
     """The pod with default requests, unless its Job waits in a queue.
 
     NB: Kueue does not admit a Job that requests a resource that its ClusterQueue does not cover, and many cover GPUs alone.
     """
     if draft.spec.run_policy.queue_name:
         return pod
-    return default_requests.add_default_requests(pod, container, requests)
+    return default_requests.add_default_requests(pod, container)
 
 
 def report_queue(draft: Draft, kind: ConditionType, what: str, job: Json, *, after: str = "") -> None:

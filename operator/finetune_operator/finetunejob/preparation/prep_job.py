@@ -8,7 +8,6 @@ from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.finetunejob import FineTuneJobSpec
 from finetune_operator import names
-from finetune_operator.batch.default_requests import build_requests
 from finetune_operator.finetunejob.children import is_suspended
 from finetune_operator.finetunejob.draft import pending_run
 from finetune_operator.finetunejob.draft.companions import restore_companions
@@ -119,9 +118,7 @@ def _build_job(draft: Draft) -> Json:
         driver_env = executors.build_driver_env(ftj, executor)
     metadata = template.metadata(ftj, names.prep_name(ftj.name), names.PREP)
     pod = driver_pod.build_driver(draft, driver_env)
-    # The heap of Spark, which may take all of it.
-    heap = spec.prepare.spark.driver_memory if spec.prepare else ""
-    pod = queueing.add_default_requests(draft, pod, _CONTAINER, build_requests(heap))
+    pod = queueing.add_default_requests(draft, pod, _CONTAINER)
     job = template.retried_job(metadata, pod, _CONTAINER)
     return queueing.enqueue(draft, job)
 

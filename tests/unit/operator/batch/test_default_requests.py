@@ -6,14 +6,9 @@ from typing import Any
 
 import pytest
 
-from finetune_operator.batch.default_requests import (
-    add_default_requests,
-    build_process_requests,
-    build_requests,
-)
+from finetune_operator.batch.default_requests import REQUESTS, add_default_requests
 
 Json = dict[str, Any]
-REQUESTS = {"cpu": "100m", "memory": "2Gi"}
 # The resources that a template names, and those of the container with the defaults.
 RESOURCES: dict[str, tuple[Any, Any]] = {
     "none": (None, {"requests": REQUESTS}),
@@ -25,7 +20,7 @@ RESOURCES: dict[str, tuple[Any, Any]] = {
     ),
     "a request of CPU": (
         {"requests": {"cpu": "4"}},
-        {"requests": {"cpu": "4", "memory": "2Gi"}},
+        {"requests": {"cpu": "4", "memory": "256Mi"}},
     ),
     "a limit of memory, which is a request too": (
         {"limits": {"memory": "8Gi"}},
@@ -47,15 +42,14 @@ def pod(resources: Any, spec: Json | None = None) -> Json:
 
 @pytest.mark.parametrize(("named", "expected"), RESOURCES.values(), ids=RESOURCES)
 def test_a_container_requests_what_its_template_does_not_name(named: Any, expected: Any) -> None:
-    assert add_default_requests(pod(named), "main", REQUESTS) == pod(expected)
+    assert add_default_requests(pod(named), "main") == pod(expected)
 
 
 def test_resources_of_the_whole_pod_stay_alone() -> None:
     body = pod(None, {"resources": {"requests": {"cpu": "1"}}})
-    assert add_default_requests(body, "main", REQUESTS) == body
+    assert add_default_requests(body, "main") == body
 
 
-def test_amounts() -> None:
-    assert build_process_requests() == {"cpu": "100m", "memory": "256Mi"}
-    assert build_process_requests(8) == {"cpu": "100m", "memory": "2048Mi"}
-    assert build_requests("2Gi") == REQUESTS
+def test_no_default_exceeds_the_default_limit_of_a_limitrange() -> None:
+    """The API server rejects a pod whose request exceeds the limit that a LimitRange sets; few set less than 256Mi."""
+    assert REQUESTS == {"cpu": "100m", "memory": "256Mi"}

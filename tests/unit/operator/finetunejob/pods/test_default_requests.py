@@ -50,30 +50,23 @@ def resources(job: Json) -> dict[str, Json | None]:
     }
 
 
-def requests(memory: str) -> Json:
-    return {"requests": {"cpu": "100m", "memory": memory}}
-
-
+REQUESTS: Json = {"requests": {"cpu": "100m", "memory": "256Mi"}}
 NEW, TRAIN = status(ADMITTED), running()
 EVALUATE = status(ACCEPTED, PREPARED, TRAINED, EVALUATING, model=MODEL)
 EVALUATION: Json = {"evaluation": {"metrics": ["Accuracy"]}, "register": {"model": "tuned"}}
 STEPS: dict[str, tuple[Any, Json, dict[str, Json | None]]] = {
-    "a preparation: the heap of Spark": (NEW, preparing(driverMemory="6Gi"), {"prep": requests("6Gi")}),
-    "a preparation with executors: the driver": (
-        NEW,
-        preparing(mode="Kubernetes"),
-        {"prep": requests("2Gi")},
-    ),
-    "a training: each rank": (
+    "a preparation with a large heap": (NEW, preparing(driverMemory="6Gi"), {"prep": REQUESTS}),
+    "a preparation with executors: the driver": (NEW, preparing(mode="Kubernetes"), {"prep": REQUESTS}),
+    "a training with eight ranks in a pod": (
         TRAIN,
         {"distributed": {"nodes": 2, "processesPerNode": 8}},
-        {"trainer": requests("2048Mi")},
+        {"trainer": REQUESTS},
     ),
-    "an evaluation": (EVALUATE, EVALUATION, {"evaluate": requests("256Mi")}),
+    "an evaluation": (EVALUATE, EVALUATION, {"evaluate": REQUESTS}),
     "an evaluation by a command, and its init container": (
         EVALUATE,
         EVALUATION | {"evaluation": {"command": ["python3", "judge.py"]}},
-        {"fetch": requests("256Mi"), "evaluate": requests("256Mi")},
+        {"fetch": REQUESTS, "evaluate": REQUESTS},
     ),
     "a preparation in a queue": (NEW, preparing() | QUEUE, {"prep": None}),
     "a training in a queue": (TRAIN, QUEUE, {"trainer": None}),

@@ -108,7 +108,7 @@ def test_what_people_write_is_kept() -> None:
     }
     assert [item["name"] for item in pod["spec"]["volumes"]] == ["tmp", "shm", "models", "recipe"]
     [main] = pod["spec"]["containers"]
-    requests = {"cpu": "100m", "memory": "512Mi"}
+    requests = {"cpu": "100m", "memory": "256Mi"}
     assert main["resources"] == {"limits": {"nvidia.com/gpu": 8}, "requests": requests}
     assert [item["mountPath"] for item in main["volumeMounts"]] == [
         "/tmp",
