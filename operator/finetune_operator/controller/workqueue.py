@@ -37,7 +37,7 @@ class WorkQueue:
     news first. With thousands of running jobs and a slow API server, the restart of a job would otherwise wait for all their progress.
 
     Namespaces take turns, among those with news and among those with routine, and while keys of other namespaces wait, one namespace
-    occupies no more than half of the workers. 500 new jobs of one team would otherwise delay the job of another.
+    occupies no more than half of the workers, rounded up. 500 new jobs of one team would otherwise delay the job of another.
 
     Attributes:
         workers: how many workers take keys.
