@@ -28,6 +28,7 @@ from finetune_operator.controller.election import (
 )
 from finetune_operator.controller.health import Health, serve_probes
 from finetune_operator.controller.leases import Leases
+from finetune_operator.controller.optional_kinds import turn_off_forbidden_kinds
 from finetune_operator.controller.reading import UnreadableStatusError
 from finetune_operator.controller.reconciler import utc_now
 from finetune_operator.controller.resync import Resync
@@ -112,6 +113,7 @@ async def run(settings: Settings, tenancy_file: TenancyFile, webhooks: Sequence[
         # FineTuneJobs, writes of FineTuneJobs and the workers of ModelPromotions have as many threads each.
         threads = _THREADS_PER_WORKER * settings.workers
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(threads, "client"))
+        settings = await turn_off_forbidden_kinds(kube, settings)
         operator = Operator.of(kube, lease_kube, settings, tenancy_file, webhooks)
         _measure(operator.queues)
         if settings.metrics_port:

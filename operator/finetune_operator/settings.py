@@ -55,7 +55,7 @@ class Settings:
         poll_seconds: interval at which servers outside the cluster, such as MLflow, are read while a job or a promotion is active.
         registration_patience_seconds: how long after training a model version may take to appear.
         workers: number of resources of each kind that are reconciled at the same time.
-        network_policies: whether jobs whose pods connect to each other get a NetworkPolicy.
+        network_policies: whether jobs whose pods connect to each other get a NetworkPolicy, for which the operator needs rights.
         log_level: Python's name of the level.
         log_format: plain or json.
         metrics_port: port of the Prometheus metrics; 0 for none.
@@ -89,7 +89,7 @@ class Settings:
     poll_seconds: float = 5.0
     registration_patience_seconds: float = 60.0
     workers: int = 16
-    network_policies: bool = True
+    network_policies: bool = False
     log_level: str = "INFO"
     log_format: str = "plain"
     metrics_port: int = 8081

@@ -278,6 +278,7 @@ def test_environment_is_what_the_operator_reads() -> None:
         replica="finetune-operator-pod",
         tracking_uri="http://finetune-operator-mlflow.fs.svc:5000",
         tracking_public_url="http://finetune-operator-mlflow.fs.svc:5000",
+        network_policies=True,
     )
     assert {
         name for name in values if f"{name.removeprefix('FINETUNE_').lower()}" not in vars(Settings())

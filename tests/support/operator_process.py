@@ -65,6 +65,7 @@ def _environment(kubeconfig: Path, more: Mapping[str, str]) -> dict[str, str]:
         "FINETUNE_METRICS_PORT": str(free_port()),
         "FINETUNE_RESYNC_SECONDS": "5",
         "FINETUNE_POLL_SECONDS": "0.5",
+        "FINETUNE_NETWORK_POLICIES": "true",
         **more,
     }
 

@@ -13,7 +13,7 @@ from finetune_operator import __main__ as main
 from finetune_operator.__main__ import Operator
 from finetune_operator.fence import Fence
 from finetune_operator.finetunejob.model import FineTuneJob
-from finetune_operator.kube import Kube
+from finetune_operator.kube import Kube, KubeError
 from finetune_operator.settings import Settings
 from finetune_operator.tenancy.file import TenancyFile
 
@@ -35,6 +35,33 @@ def operator(monkeypatch: pytest.MonkeyPatch) -> Operator:
 def test_each_queue_knows_how_many_workers_take_its_keys(operator: Operator) -> None:
     queues = operator.queues.by_kind.values()
     assert [(queue.workers, queue.is_open) for queue in queues] == [(operator.settings.workers, False)] * 3
+
+
+class PartsBeginError(Exception):
+    """The parts of the operator would be created now."""
+
+
+async def test_an_operator_without_rights_on_network_policies_works_without_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given: list[Settings] = []
+
+    async def enter(kube: Kube) -> Kube:
+        return kube
+
+    async def forbid(*_: Any, **__: Any) -> None:
+        raise KubeError(403, "networkpolicies is forbidden")
+
+    def create_parts(_kube: Kube, _lease_kube: Kube, settings: Settings, *_: Any) -> None:
+        given.append(settings)
+        raise PartsBeginError
+
+    monkeypatch.setattr(Kube, "__aenter__", enter)
+    monkeypatch.setattr(Kube, "list", forbid)
+    monkeypatch.setattr(Operator, "of", create_parts)
+    with pytest.raises(PartsBeginError):
+        await main.run(Settings(network_policies=True), TenancyFile())
+    assert given == [Settings()]
 
 
 class WatchesBeginError(Exception):
