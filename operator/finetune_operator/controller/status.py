@@ -54,7 +54,7 @@ async def write_status(
         "status": after.to_json(),
     }
     changes = events.find_changes(before.conditions, after.conditions)
-    await asyncio.gather(*(_write_event(kube, about, change, now) for change in changes))
+    await asyncio.gather(*(write_event(kube, about, change, now) for change in changes))
     written = await kube.apply(body, subresource="status")
     store.put(about.kind, written)
     if after.phase != before.phase:
@@ -62,7 +62,7 @@ async def write_status(
     return written
 
 
-async def _write_event(kube: Kube, about: EventTarget, change: Change, now: datetime) -> None:
+async def write_event(kube: Kube, about: EventTarget, change: Change, now: datetime) -> None:
     """Write an Event, unless an interrupted pass wrote it. A refused Event is only logged: the status has the same message."""
     try:
         await kube.create(events.build_event(about, change, now))

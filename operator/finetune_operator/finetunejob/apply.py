@@ -40,6 +40,7 @@ from finetune_operator.finetunejob.decision import (
     SubmitRun,
     TagVersion,
 )
+from finetune_operator.finetunejob.failed_restores import FailedRestores
 from finetune_operator.finetunejob.model import FineTuneJob
 from finetune_operator.finetunejob.observe.databricks_preparations import PreparationReader
 from finetune_operator.finetunejob.observe.namespaces import NamespaceReader
@@ -85,6 +86,7 @@ class FineTuneJobApplier:
         writer: moves the aliases of registered models.
         namespaces: reads the uids of namespaces, which are tags of runs.
         writes: writes to MLflow and Databricks outside the passes.
+        failed_restores: reports NetworkPolicies of running jobs that cannot be created.
     """
 
     kube: Kube
@@ -96,6 +98,7 @@ class FineTuneJobApplier:
     writer: AliasWriter
     namespaces: NamespaceReader
     writes: BackgroundWrites
+    failed_restores: FailedRestores
 
     @classmethod
     def of(
@@ -112,9 +115,10 @@ class FineTuneJobApplier:
             writer,
             namespaces,
             BackgroundWrites.of(observer.settings, observer.pace),
+            FailedRestores(observer.kube),
         )
 
-    async def apply(self, ftj: FineTuneJob, decision: Decision) -> Applied:
+    async def apply(self, ftj: FineTuneJob, decision: Decision, now: datetime) -> Applied:
         """Carry out a decision: deletions, the Lease, children, MLflow and Databricks, in this order.
 
         Stops at the first action that fails, or whose server takes long.
@@ -126,16 +130,23 @@ class FineTuneJobApplier:
         await self._delete(ftj, decision)
         if decision.lease:
             await self.leases.take(ftj, decision.lease)
-        await self._apply_children(ftj, decision)
+        await self._apply_children(ftj, decision, now)
         return await self._carry_out_actions(ftj, decision.actions)
 
-    async def _apply_children(self, ftj: FineTuneJob, decision: Decision) -> None:
+    async def _apply_children(self, ftj: FineTuneJob, decision: Decision, now: datetime) -> None:
         """Create and change children."""
         # The Service, the ConfigMap and the NetworkPolicy are written together, before the Job: if another owner has one of their names, no
         # pod may start.
         companions = [body for body in decision.apply if body["kind"] in COMPANIONS]
+        starts_step = len(companions) < len(decision.apply)
         applied = await asyncio.gather(
-            *(self._apply_companion(ftj, body) for body in companions), return_exceptions=True
+            *(
+                self._apply_companion(ftj, body)
+                if starts_step or body["kind"] != "NetworkPolicy"
+                else self._restore_network_policy(ftj, body, now)
+                for body in companions
+            ),
+            return_exceptions=True,
         )
         # NB: errors are raised only when all writes have ended: a write that outlasts its pass would interfere with the next pass.
         for error in applied:
@@ -158,6 +169,7 @@ class FineTuneJobApplier:
     def forget(self, ftj: FineTuneJob) -> None:
         """Discard the results of writes for a job that was deleted."""
         self.writes.forget(ftj)
+        self.failed_restores.forget(ftj)
 
     async def write_status(self, ftj: FineTuneJob, decision: Decision, now: datetime) -> bool:
         """Write an Event for each changed condition and then the status, and return True; return False if the status is unchanged.
@@ -274,6 +286,20 @@ class FineTuneJobApplier:
         if existing is not None and not is_child(existing, ftj):
             raise NameTaken(_explain_taken_name(body, existing))
         self._keep(kind, await self.kube.apply(body))
+
+    async def _restore_network_policy(self, ftj: FineTuneJob, body: Json, now: datetime) -> None:
+        """Create the NetworkPolicy of a step whose Job exists, or report why it cannot be created.
+
+        NB: a pass that failed here would no longer follow pods that run, such as those of a job that is older than its NetworkPolicy.
+        """
+        try:
+            await self._apply_companion(ftj, body)
+        except NameTaken as error:
+            await self.failed_restores.report(ftj, body, ConditionReason.NAME_TAKEN, error, now)
+        except KubeError as error:
+            await self.failed_restores.report(ftj, body, ConditionReason.POD_REJECTED, error, now)
+        else:
+            self.failed_restores.forget(ftj)
 
     def _keep(self, kind: str, body: Json) -> None:
         """Put a child into the cache before the watch delivers it. Custom kinds are not watched.

@@ -150,7 +150,7 @@ class FineTuneJobReconciler(Reconciler):
             ExternalError: MLflow or Databricks could not be written to; the status has the error.
             LeaseBusy: another replica writes; retry in about a second.
         """
-        applied = await self.applier.apply(ftj, decision)
+        applied = await self.applier.apply(ftj, decision, now)
         decision = record_results(ftj, decision, applied.results, self.settings, now=now)
         delay = deferral.find_delay(ftj.status, decision, applied.results)
         if delay is not None and not applied.failure:

@@ -617,6 +617,65 @@ async def test_children_are_swept_by_their_uid(swept: list[str], *, network_poli
     assert world.kube.asked == []
 
 
+TAKEN = "NetworkPolicy tune exists and has another owner: delete this object, or create a FineTuneJob with another name"
+# Why the NetworkPolicy of a running job cannot be created (None: another object has its name), and what the Event says.
+UNRESTORED: dict[str, tuple[KubeError | None, str, str]] = {
+    "its name is taken": (None, "NameTaken", TAKEN),
+    "a policy of the cluster refuses it": (KubeError(403, "denied"), "PodRejected", "denied"),
+}
+
+
+def upgrade(world: World) -> None:
+    """The operator starts again as a version that creates NetworkPolicies."""
+    world.settings = NO_MLFLOW
+    world.restart()
+    world.watch()
+    for kind in ("Service", "ConfigMap"):
+        bodies = [body for (stored_kind, _, _), body in world.kube.objects.items() if stored_kind == kind]
+        world.store.replace(kind, bodies, world.kube.version)
+
+
+@pytest.mark.parametrize(("refusal", "reason", "message"), UNRESTORED.values(), ids=UNRESTORED)
+async def test_a_running_job_goes_on_without_its_network_policy(
+    refusal: KubeError | None, reason: str, message: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = World(
+        StandIn(submitted(distributed={"nodes": 2})), settings=replace(NO_MLFLOW, network_policies=False)
+    )
+    await world.look()
+    if refusal:
+        world.kube.refuse["create", "NetworkPolicy"] = refusal
+    else:
+        world.kube.keep({"kind": "NetworkPolicy", "metadata": {"name": "tune"}})
+    upgrade(world)
+    for seconds in (10.0, 20.0, 30.0):
+        world.seconds = seconds
+        await world.look()
+        assert "NetworkPolicy/tune" in world.kube.done("create")
+    world.kube.objects["Job", "team", "tune-train-1"]["status"] = {
+        "conditions": [{"type": "Complete", "status": "True"}],
+        "succeeded": 2,
+    }
+    world.watch()
+    await world.look()
+    condition = world.condition(ConditionType.TRAINED)
+    assert condition is not None
+    assert condition[0] != ConditionReason.TRAINING
+    bodies = [body for (kind, _, _), body in world.kube.objects.items() if kind == "Event"]
+    events = [(body["reason"], body["message"]) for body in bodies if "NetworkPolicy" in body["message"]]
+    problem = f"NetworkPolicy tune cannot be created, and the running pods go on without it: {message}"
+    assert events == [(reason, problem)]
+    assert caplog.messages.count(f"{KEY}: {problem}") == 1
+
+
+async def test_a_new_job_does_not_start_without_its_network_policy() -> None:
+    world = World(StandIn(submitted(distributed={"nodes": 2})))
+    world.kube.refuse["create", "NetworkPolicy"] = KubeError(403, "denied")
+    await world.look()
+    assert ("Job", "team", "tune-train-1") not in world.kube.objects
+    assert world.condition(ConditionType.PODS_HEALTHY) == (ConditionReason.POD_REJECTED, "denied")
+
+
 PROBLEM = Problem(ConditionReason.MLFLOW_FORBIDDEN, "no")
 UNDONE: dict[str, tuple[Action, ConditionType, tuple[str, str, str]]] = {
     "a run that could not be made": (
@@ -815,7 +874,7 @@ async def test_numbers_go_to_the_run_before_the_version_says_that_it_has_them(
     world = World(settings=SETTINGS)
     after = read_finetunejob(world.kube.objects["FineTuneJob", "team", "tune"], Defaults())
     actions = (LogMetrics("r1", {"eval_f1": 0.5}, 41), TagVersion("m", "4", {"eval_f1": "0.5"}))
-    await world.reconciler.applier.apply(after, Decision(status=after.status, actions=actions))
+    await world.reconciler.applier.apply(after, Decision(status=after.status, actions=actions), NOW)
     assert written == [("r1", {"eval_f1": 0.5}, 41), ("m", "4", {"eval_f1": "0.5"})]
 
 
