@@ -77,6 +77,8 @@ class FineTuneJobReconciler(Reconciler):
             if decision.suggestions:
                 suggestions = await suggest_values(decision.suggestions)
                 decision = decide(ftj, replace(observed, suggestions=suggestions), now, self.settings)
+            if self.gpu_budget:
+                self.gpu_budget.settle(ftj, decision.status)
             return await self._carry_out(ftj, decision, now)
         except LeaseBusy as error:
             log.debug("%s: %s", ftj.key, error)

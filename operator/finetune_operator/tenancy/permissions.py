@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -13,6 +14,8 @@ from finetune_operator.tenancy.file import TenancyFile
 from finetune_operator.tenancy.model import SYSTEM_NAMESPACES, Refusal, Tenant
 from finetune_operator.tenancy.specs import find_job_breaches, find_promotion_breaches
 from finetune_operator.tenancy.templates import Breach
+
+log = logging.getLogger(__name__)
 
 _MAX_BREACHES = 8
 
@@ -74,7 +77,14 @@ class Permissions:
             return _not_permitted(
                 f"namespace {namespace} belongs to {tenants}: ask the platform team to leave it in one of them"
             )
-        breaches = [*dict.fromkeys(find_breaches(tenancy.tenants[indexes[0]]))]
+        try:
+            breaches = [*dict.fromkeys(find_breaches(tenancy.tenants[indexes[0]]))]
+        except Exception as error:
+            # For example, pydantic refuses to walk through templates that are nested hundreds of levels deep.
+            log.exception("the spec of a resource in namespace %s cannot be checked", namespace)
+            return _not_permitted(
+                f"the spec cannot be checked against tenancy.tenants[{indexes[0]}] ({type(error).__name__}): simplify its templates"
+            )
         if not breaches:
             return None
         rule = f"tenancy.tenants[{indexes[0]}]"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from urllib.parse import unquote
 
+from finetune_crds.databricks import SECRET_KEYS
 from finetune_crds.env import LocalReference
 from finetune_crds.finetunejob import FineTuneJobSpec
 from finetune_crds.modelpromotion import ModelPromotionSpec, PromotionTracking
@@ -14,7 +16,7 @@ from finetune_crds.tracking import Tracking
 from finetune_operator.databricks.access import find_named_login
 from finetune_operator.databricks.secret_scopes import is_own_login
 from finetune_operator.settings import DATABRICKS, UNITY_CATALOG, Settings
-from finetune_operator.template_merge import containers
+from finetune_operator.template_merge import containers, items
 from finetune_operator.tenancy.model import DatabricksAccess, Tenant, matches
 from finetune_operator.tenancy.templates import (
     Breach,
@@ -26,12 +28,29 @@ from finetune_operator.text import normalize_address, strip_user
 
 # A reference to a secret of a workspace: {{secrets/scope/key}}.
 _SECRET_SCOPE = re.compile(r"\{\{\s*secrets/([^/}]*)")
-_UPWARDS = re.compile(r"/(\.|%2e)+(/|$)", re.IGNORECASE)
+# A part of a path that clients or servers may resolve to a folder above.
+_UPWARDS = re.compile(r"(^|[/\\])\.{1,2}($|[/\\;])|[\\;]")
+_MAX_ENCODINGS = 5
 # Modes of Spark whose driver has an API token, with which it creates the pods of executors.
 _MODES_WITH_TOKEN = ("Kubernetes", "SparkApplication")
-# Variables that make the programs of the image load other code.
-_CODE_VARIABLE = re.compile(
-    r"(LD|PYTHON|JAVA|JDK|JVM|SPARK|HADOOP|GLIBC|PYSPARK|IVY)_?.*|PATH|CLASSPATH|HOME|BASH_ENV|ENV"
+# The variables that a driver with an API token may have from the author: logins and addresses of stores, of MLflow and of the Hub. NB: a
+# list of what is refused would have holes: shells, the JVM, Python and their libraries load code, or trust servers, by hundreds of names.
+_DRIVER_VARIABLES = frozenset(
+    {
+        *(
+            "AWS_ACCESS_KEY_ID",
+            "AWS_SECRET_ACCESS_KEY",
+            "AWS_SESSION_TOKEN",
+            "AWS_REGION",
+            "AWS_DEFAULT_REGION",
+        ),
+        *("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"),
+        *("AZURE_TENANT_ID", "AZURE_CLIENT_ID", "AZURE_CLIENT_SECRET", "AZURE_STORAGE_ACCOUNT"),
+        "AZURE_STORAGE_KEY",
+        *("HF_TOKEN", "HF_ENDPOINT", "HF_HUB_OFFLINE", "TZ"),
+        *("MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"),
+        *SECRET_KEYS,
+    }
 )
 
 
@@ -55,7 +74,7 @@ def find_job_breaches(
             yield from _find_alias_breaches(alias, "spec.register.aliases", registry, tenant)
     url = spec.trainer.code.git.url if spec.trainer.code and spec.trainer.code.git else None
     # NB: a client may resolve `..`, also in its encoded form, to a folder that the pattern does not name.
-    if url and (_UPWARDS.search(url) or not matches(url, tenant.repositories)):
+    if url and (_leads_upwards(url) or not matches(url, tenant.repositories)):
         yield Breach(f"spec.trainer.code.git.url {url}", "repositories")
     yield from _find_preparation_breaches(written, spec, tenant, settings)
     yield from _find_pod_breaches(written.pods, tenant)
@@ -85,6 +104,18 @@ def find_promotion_breaches(spec: ModelPromotionSpec, tenant: Tenant, settings: 
     if spec.serving:
         yield from _find_serving_breaches(spec.serving, tenant)
     yield from _find_scope_breaches(_list_texts(spec.model_dump(mode="json", by_alias=True)), tenant)
+
+
+def _leads_upwards(url: str) -> bool:
+    """Whether an address, also after decoding, can lead to a folder above one that it names."""
+    for _ in range(_MAX_ENCODINGS):
+        if _UPWARDS.search(url):
+            return True
+        decoded = unquote(url)
+        if decoded == url:
+            return False
+        url = decoded
+    return True
 
 
 def _find_tracking_breaches(
@@ -151,11 +182,14 @@ def _find_code_in_driver(pods: Pods, mode: str) -> Iterator[Breach]:
     for role, settings in (("all", pods.all), ("prepare", pods.prepare)):
         field = f"spec.pods.{role}"
         for variable in settings.env:
-            if _CODE_VARIABLE.fullmatch(variable.name):
+            if variable.name not in _DRIVER_VARIABLES:
                 yield Breach(f"{field}.env {variable.name}{because},", "pods")
         if settings.env_from:
             # NB: the names of the variables are in objects that can change later.
             yield Breach(f"{field}.envFrom{because},", "pods")
+        if any(items(settings.template, "volumes")):
+            # NB: a volume can replace one of the operator with the same name, such as that of the home folder.
+            yield Breach(f"{field}.template with volumes{because},", "pods")
         for container in containers(settings.template, MAIN_CONTAINER):
             for name in ("env", "envFrom", "volumeMounts"):
                 if container.get(name):
@@ -166,7 +200,8 @@ def _find_pod_breaches(pods: Pods, tenant: Tenant) -> Iterator[Breach]:
     for role, settings in pods.each():
         field = f"spec.pods.{role}"
         yield from find_account_breaches(settings.service_account_name, f"{field}.serviceAccountName", tenant)
-        yield from find_template_breaches(settings.template, f"{field}.template", tenant)
+        shared = pods.all.template if role != "all" else None
+        yield from find_template_breaches(settings.template, f"{field}.template", tenant, shared=shared)
 
 
 def _find_remote_code_breaches(spec: FineTuneJobSpec, tenant: Tenant) -> Iterator[Breach]:

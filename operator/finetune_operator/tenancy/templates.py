@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -37,7 +38,24 @@ _CONTAINER_FIELDS = frozenset({"env", "envFrom", "name", "resources", "volumeMou
 _VOLUME_KINDS = frozenset(
     {"configMap", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "secret"}
 )
-_GPU = re.compile(r"gpu|/mig-")
+_ACCELERATOR = re.compile(r"gpu|/mig-|/tpu|gaudi|neuron|/npu|dcu")
+# https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/
+_QUANTITY = re.compile(
+    r"[+-]?([0-9]{1,18}(?:\.[0-9]{0,18})?(?:[eE][+-]?[0-9]{1,3})?)(m|k|M|G|T|Ki|Mi|Gi|Ti)?"
+)
+_SUFFIXES = {
+    None: 1,
+    "m": 1e-3,
+    "k": 1e3,
+    "M": 1e6,
+    "G": 1e9,
+    "T": 1e12,
+    "Ki": 2**10,
+    "Mi": 2**20,
+    "Gi": 2**30,
+    "Ti": 2**40,
+}
+_TOO_MANY = 10**9
 # Both names of the field that Kubernetes accepts.
 _ACCOUNT_FIELDS = ("serviceAccountName", "serviceAccount")
 
@@ -55,12 +73,15 @@ class Breach:
     rule: str
 
 
-def find_template_breaches(template: Json | None, field: str, tenant: Tenant) -> Iterator[Breach]:
+def find_template_breaches(
+    template: Json | None, field: str, tenant: Tenant, *, shared: Json | None = None
+) -> Iterator[Breach]:
     """Yield what a pod template sets without permission.
 
     Args:
         template: a part of a PodTemplateSpec. A user writes it, and the API server has not validated it.
         field: the path of the template in the spec.
+        shared: the template of all roles, whose volumes a template can mount too.
     """
     spec = _object((template or {}).get("spec"))
     for name in _ACCOUNT_FIELDS:
@@ -72,6 +93,12 @@ def find_template_breaches(template: Json | None, field: str, tenant: Tenant) ->
         yield Breach(f"{field}.{unknown_field}", "pods")
     yield from _find_metadata_breaches((template or {}).get("metadata"), f"{field}.metadata")
     yield from _find_pod_breaches((template or {}).get("spec"), f"{field}.spec", tenant)
+    own_volumes = {item.get("name") for each in (template, shared) for item in items(each, "volumes")}
+    for container in items(template, "containers"):
+        for mount in _objects(container.get("volumeMounts") or []):
+            if mount.get("name") not in own_volumes:
+                # NB: a mount replaces one of the chart at the same path, which may be read-only.
+                yield Breach(f"{field}.spec.containers volumeMounts of volume {mount.get('name')}", "pods")
 
 
 def find_account_breaches(account: object, field: str, tenant: Tenant) -> Iterator[Breach]:
@@ -95,10 +122,20 @@ def count_devices(template: Json | None, resource: str = "") -> int:
     amounts: dict[str, int] = {}
     for by_name in limits:
         for name, amount in _object(by_name).items():
-            if name == resource or _GPU.search(name):
+            if name == resource or _ACCELERATOR.search(name):
                 # A limit and a request are for the same devices.
-                amounts[name] = max(amounts.get(name, 0), int(str(amount)) if str(amount).isdecimal() else 0)
+                amounts[name] = max(amounts.get(name, 0), _read_quantity(amount))
     return sum(amounts.values())
+
+
+def _read_quantity(amount: object) -> int:
+    """Return a number of devices, rounded up. What is no quantity counts as more than any limit: it must not count as nothing."""
+    match = _QUANTITY.fullmatch(str(amount))
+    if match is None:
+        return _TOO_MANY
+    number, suffix = match.groups()
+    value = float(number) * _SUFFIXES.get(suffix, math.inf)
+    return math.ceil(value) if value < _TOO_MANY else _TOO_MANY
 
 
 def _find_metadata_breaches(metadata: object, field: str) -> Iterator[Breach]:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.finetunejob import FineTuneJobSpec
+from finetune_crds.status import FineTuneJobStatus
+from finetune_operator import names
+from finetune_operator.batch.state import is_alive
 from finetune_operator.controller.reading import UnreadableStatusError
 from finetune_operator.controller.store import Store
 from finetune_operator.finetunejob.model import FINISHED_PHASES, FineTuneJob
@@ -22,7 +26,8 @@ from finetune_operator.tenancy.templates import count_devices
 class GpuBudget:
     """Lets jobs begin in the order of their creation, as long as the GPUs of their tenant suffice.
 
-    A job counts from when it is accepted until it has finished or is suspended, also while its data is prepared.
+    A job counts with the stage that has the most GPUs, from when it is accepted until it has finished or is suspended. Beyond that, its pods
+    count until they have ended, whatever the job says: it may be refused, or its pods may take long to stop.
     """
 
     store: Store
@@ -34,13 +39,17 @@ class GpuBudget:
     """By uid, the generation of a job and its GPUs, since reading a spec takes a millisecond."""
 
     def refuse(self, ftj: FineTuneJob) -> Refusal | None:
-        """Return why a job must wait; None if it may begin, or has begun."""
+        """Return why a job must wait; None if its GPUs fit. A job whose spec has grown, or that restarts, is checked again."""
         tenant, spec = self.permissions.find_tenant(ftj.namespace), ftj.spec
         if tenant is None or tenant.max_gpus is None or spec is None or ftj.is_finished:
             return None
         gpus = count_gpus(spec)
         body = self.store.finetunejobs.get((ftj.namespace, ftj.name))
-        if gpus == 0 or spec.suspend or body is None or self._has_begun(body):
+        if gpus == 0 or spec.suspend or body is None:
+            return None
+        held = self._count_held(tenant)
+        if held[ftj.uid] >= gpus:
+            # Its pods run.
             return None
         if gpus > tenant.max_gpus:
             message = (
@@ -48,7 +57,7 @@ class GpuBudget:
                 "FineTuneJob with another name and fewer GPUs, or ask the platform team to raise the limit in the values of the chart"
             )
             return Refusal(ConditionReason.NOT_PERMITTED, message)
-        used = sum(self._list_used(tenant, ftj, body))
+        used = self._count_used(tenant, body, held)
         if used + gpus > tenant.max_gpus:
             message = (
                 f"the job needs {gpus} GPUs, and older jobs of its tenant have or wait for {used} of {tenant.max_gpus} (maxGpus): it begins "
@@ -63,20 +72,43 @@ class GpuBudget:
         self._admitted.discard(ftj.uid)
         self._gpus.pop(ftj.uid, None)
 
-    def _list_used(self, tenant: Tenant, ftj: FineTuneJob, body: Json) -> Iterator[int]:
-        """Yield the GPUs of the jobs of a tenant that have begun, and of those that wait for GPUs and are older than a job."""
-        namespaces: dict[str, bool] = {}
-        age = _sort_key(body)
+    def settle(self, ftj: FineTuneJob, status: FineTuneJobStatus) -> None:
+        """Forget that a job may begin if the pass has not accepted it for another reason, such as a wrong template."""
+        is_accepted = any(
+            item.type == ConditionType.ACCEPTED and item.status == "True" for item in status.conditions
+        )
+        if not is_accepted:
+            self._admitted.discard(ftj.uid)
+
+    def _count_used(self, tenant: Tenant, body: Json, held: Mapping[str, int]) -> int:
+        """Return the GPUs of the other jobs of a tenant that have begun, of pods, and of older jobs that wait for GPUs.
+
+        Args:
+            body: the job that asks. If it has begun, it waits for no other.
+            held: the GPUs of pods that have not ended, by the uid of their job.
+        """
+        uid, age, has_begun = body["metadata"]["uid"], _sort_key(body), self._has_begun(body)
+        used = Counter({other: gpus for other, gpus in held.items() if other != uid})
         for (namespace, _), job in self.store.finetunejobs.items():
-            if namespace not in namespaces:
-                namespaces[namespace] = self.permissions.find_tenant(namespace) is tenant
-            if not namespaces[namespace] or job["metadata"]["uid"] == ftj.uid:
+            other = job["metadata"]["uid"]
+            if other == uid or self.permissions.find_tenant(namespace) is not tenant:
                 continue
-            if self._has_begun(job) or (_waits_for_gpus(job) and _sort_key(job) < age):
-                yield self._count_gpus_of(job)
+            waits_before = not has_begun and _waits_for_gpus(job) and _sort_key(job) < age
+            if self._has_begun(job) or waits_before:
+                used[other] = max(used[other], self._count_gpus_of(job))
+        return used.total()
+
+    def _count_held(self, tenant: Tenant) -> Counter[str]:
+        """Return the GPUs of the pods of a tenant that have not ended, by the uid of their job, which may no longer exist."""
+        held: Counter[str] = Counter()
+        for (namespace, _), pod in self.store.of("Pod").items():
+            uid = (pod["metadata"].get("labels") or {}).get(names.LABEL_UID)
+            if uid and is_alive(pod) and self.permissions.find_tenant(namespace) is tenant:
+                held[uid] += count_devices(pod)
+        return held
 
     def _has_begun(self, body: Json) -> bool:
-        """Whether a job may have pods: it was accepted, has not finished, and is neither suspended nor deleted."""
+        """Whether a job may create pods: it was accepted, has not finished, and is neither suspended nor deleted."""
         status, uid = body.get("status") or {}, body["metadata"]["uid"]
         is_over = status.get("phase") in FINISHED_PHASES or "deletionTimestamp" in body["metadata"]
         if is_over or (body.get("spec") or {}).get("suspend"):

@@ -21,6 +21,12 @@ from finetune_operator.finetunejob.preparation import catalog, executors
 from finetune_operator.settings import Settings
 from finetune_operator.template_merge import merge
 
+_LOGIN_KEYS = (
+    "MLFLOW_TRACKING_TOKEN",
+    "MLFLOW_TRACKING_USERNAME",
+    "MLFLOW_TRACKING_PASSWORD",
+    "MLFLOW_TRACKING_INSECURE_TLS",
+)
 _CONTAINER = names.PREP_CONTAINER
 
 
@@ -66,9 +72,26 @@ def build_driver(draft: Draft, driver_env: list[Json]) -> Json:
     login = workspace.pod_login(spec, settings, _CONTAINER)
     # The login to a workspace includes the keys of the Secret that pods may have.
     secret = None if login else spec.tracking.secret_of_pods
-    pod = _build_pod(draft.ftj, spec, settings, secret=secret, contract_env=[*run_env, *driver_env])
+    has_token = executors.count_executors(spec) > 0
+    # NB: a driver with an API token does not get whatever the Secret has, which could be a variable that loads code, such as PYTHONPATH.
+    secret_env = _build_login_env(secret) if secret and has_token else []
+    pod = _build_pod(
+        draft.ftj,
+        spec,
+        settings,
+        secret=None if has_token else secret,
+        contract_env=[*secret_env, *run_env, *driver_env],
+    )
     pod = dict(merge(merge(pod, login), catalog.login(spec, settings, _CONTAINER)))
     return executors.as_driver(pod, spec) if executors.count_executors(spec) else pod
+
+
+def _build_login_env(secret: LocalReference) -> list[Json]:
+    """The variables of a login to MLflow from a Secret, which has some of these keys."""
+    return [
+        {"name": key, "valueFrom": {"secretKeyRef": {"name": secret.name, "key": key, "optional": True}}}
+        for key in _LOGIN_KEYS
+    ]
 
 
 def build_executor(ftj: FineTuneJob, spec: FineTuneJobSpec, settings: Settings) -> Json:

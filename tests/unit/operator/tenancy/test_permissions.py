@@ -86,6 +86,19 @@ def test_a_refusal_has_an_end() -> None:
     assert "; 12 more fields are not permitted: change the spec" in refusal.message
 
 
+def test_a_spec_that_cannot_be_checked_is_refused() -> None:
+    """Pydantic cannot walk through hundreds of levels, which the API server stores."""
+    affinity: Json = {}
+    for _ in range(400):
+        affinity = {"nested": affinity}
+    job = spec(pods={"train": {"template": {"spec": {"affinity": affinity}}}})
+    refusal = permissions(*TENANTS).refuse_job("team-a", job, job)
+    assert refusal == Refusal(
+        ConditionReason.NOT_PERMITTED,
+        "the spec cannot be checked against tenancy.tenants[0] (ValueError): simplify its templates",
+    )
+
+
 def test_without_a_file_everything_is_permitted() -> None:
     job = spec(model={"base": "a/b", "trustRemoteCode": True})
     anything = Permissions(SETTINGS, TenancyFile())

@@ -185,7 +185,10 @@ JOBS: dict[str, tuple[Json, Json, list[tuple[str, str]]]] = {
         on_spark("Kubernetes")
         | {
             "pods": {
-                "all": {"env": [{"name": "LD_PRELOAD", "value": "x"}, {"name": "AWS_REGION", "value": "x"}]},
+                "all": {
+                    "env": [{"name": "LD_PRELOAD", "value": "x"}, {"name": "AWS_REGION", "value": "x"}],
+                    "template": {"spec": {"volumes": [{"name": "tmp", "emptyDir": {}}]}},
+                },
                 "prepare": {
                     "image": "evil",
                     "env": [{"name": "PYTHONPATH", "value": "/data"}],
@@ -209,11 +212,13 @@ JOBS: dict[str, tuple[Json, Json, list[tuple[str, str]]]] = {
         [
             (f"spec.pods.prepare.image evil{TOKEN}", "pods"),
             (f"spec.pods.all.env LD_PRELOAD{TOKEN}", "pods"),
+            (f"spec.pods.all.template with volumes{TOKEN}", "pods"),
             (f"spec.pods.prepare.env PYTHONPATH{TOKEN}", "pods"),
             (f"spec.pods.prepare.envFrom{TOKEN}", "pods"),
             (f"spec.pods.prepare.template with env{TOKEN}", "pods"),
             (f"spec.pods.prepare.template with envFrom{TOKEN}", "pods"),
             (f"spec.pods.prepare.template with volumeMounts{TOKEN}", "pods"),
+            ("spec.pods.prepare.template.spec.containers volumeMounts of volume a", "pods"),
         ],
     ),
     "an image for a driver without a token": (
@@ -310,6 +315,28 @@ JOBS: dict[str, tuple[Json, Json, list[tuple[str, str]]]] = {
         [("{{secrets/admin}}", "databricks.secretScopes")],
     ),
 }
+
+
+UPWARDS = (
+    "https://git.example/team/../evil/x",
+    "https://git.example/team/%2e%2e/evil/x",
+    "https://git.example/team/..%2fevil/x",
+    "https://git.example/team/%252e%252e%252fevil/x",
+    "https://git.example/team/..\\evil/x",
+    "https://git.example/team/..;/evil/x",
+    "https://git.example/team/./x",
+)
+
+
+@pytest.mark.parametrize("url", UPWARDS)
+def test_a_repository_above_the_pattern_is_refused(url: str) -> None:
+    trainer = {"command": ["train"], "code": {"git": {"url": url}}}
+    job = ftj(trainer=trainer)
+    assert job.written
+    assert job.spec
+    own = tenant(repositories=["https://git.example/team/*"])
+    breaches = find_job_breaches(job.written, job.spec, own, SETTINGS)
+    assert [breach.rule for breach in breaches] == ["repositories"]
 
 
 @pytest.mark.parametrize("case", JOBS.values(), ids=JOBS)

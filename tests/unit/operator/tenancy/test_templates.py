@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from finetune_operator.tenancy.model import Tenant
-from finetune_operator.tenancy.templates import find_template_breaches
+from finetune_operator.tenancy.templates import count_devices, find_template_breaches
 
 Json = dict[str, Any]
 
@@ -47,6 +47,19 @@ TEMPLATES: dict[str, tuple[Json | None, list[tuple[str, str]]]] = {
     "what they need": (
         main(resources={"limits": {"nvidia.com/gpu": 1}}, volumeMounts=[], env=[], envFrom=[]),
         [],
+    ),
+    "a mount of its own volume": (
+        {
+            "spec": {
+                "volumes": [{"name": "data", "emptyDir": {}}],
+                "containers": [{"name": "main", "volumeMounts": [{"name": "data", "mountPath": "/data"}]}],
+            }
+        },
+        [],
+    ),
+    "a mount of a volume of the chart": (
+        main(volumeMounts=[{"name": "host", "mountPath": "/models"}]),
+        [("template.spec.containers volumeMounts of volume host", "pods")],
     ),
     "volumes of the namespace": (
         {
@@ -156,3 +169,28 @@ def test_where_any_pod_is_permitted_only_accounts_are_checked(
     assert [(breach.what, breach.rule) for breach in breaches] == [
         breach for breach in expected if breach[1] == "serviceAccounts"
     ]
+
+
+QUANTITIES: dict[object, int] = {
+    1: 1,
+    "8": 8,
+    "8.0": 8,
+    "64000m": 64,
+    "6.4e1": 64,
+    "0.064k": 64,
+    "1Ki": 1024,
+    "1500m": 2,
+    "many": 10**9,
+    "9" * 5000: 10**9,
+    None: 10**9,
+    "1x": 10**9,
+}
+
+
+@pytest.mark.parametrize(("amount", "expected"), QUANTITIES.items(), ids=lambda value: str(value)[:20])
+@pytest.mark.parametrize(
+    "resource", ["nvidia.com/gpu", "habana.ai/gaudi", "aws.amazon.com/neuron", "example.com/card"]
+)
+def test_how_many_devices_a_quantity_is(amount: object, expected: int, resource: str) -> None:
+    template = main(resources={"limits": {resource: amount, "cpu": "64"}, "requests": {resource: amount}})
+    assert count_devices(template, "example.com/card") == expected

@@ -61,9 +61,30 @@ def job(
     }
 
 
-def budget(*jobs: Json) -> GpuBudget:
+def pod(job_name: str, gpus: int, phase: str = "Running") -> Json:
+    """A pod of a job."""
+    limits = {"limits": {"nvidia.com/gpu": str(gpus)}}
+    return {
+        "kind": "Pod",
+        "metadata": {
+            "name": f"{job_name}-train-1-0",
+            "namespace": "team-a",
+            "uid": f"uid-of-pod-{job_name}",
+            "resourceVersion": "1",
+            "labels": {"finetune.dev/job-uid": f"uid-{job_name}"},
+            "ownerReferences": [
+                {"apiVersion": "batch/v1", "kind": "Job", "name": "a", "uid": "u", "controller": True}
+            ],
+        },
+        "spec": {"containers": [{"name": "train", "resources": limits}]},
+        "status": {"phase": phase},
+    }
+
+
+def budget(*bodies: Json) -> GpuBudget:
     store = Store(find_owner)
-    store.replace("FineTuneJob", list(jobs), 1)
+    for kind in ("FineTuneJob", "Pod"):
+        store.replace(kind, [body for body in bodies if body["kind"] == kind], 1)
     file = TenancyFile("tenancy.yaml")
     tenants = [{"namespaces": ["team-*"], "maxGpus": LIMIT}, {"namespaces": ["free"]}]
     file.tenancy = Tenancy.model_validate({"tenants": tenants})
@@ -152,11 +173,37 @@ CASES: dict[str, tuple[Json, list[Json], tuple[ConditionReason, str] | None]] = 
         [job("a", 6, "Accepted True"), job("b", 3, WAITING)],
         None,
     ),
-    "one that has begun, whatever the limit is now": (
+    "one whose pods run, whatever the limit is now": (
         job("new", 9, "Accepted True"),
-        [job("a", 8, "Accepted True")],
+        [pod("new", 9), job("a", 8, "Accepted True")],
         None,
     ),
+    "one that has begun and whose template has grown": (
+        job("new", 6, "Accepted True"),
+        [pod("new", 1), job("a", 8, "Accepted True")],
+        waits(6, 8),
+    ),
+    "one that restarts, behind nobody who waits": (
+        job("new", 4, "Accepted True"),
+        [job("a", 4, "Accepted True"), job("b", 4, WAITING, age=5)],
+        None,
+    ),
+    "beside pods of a job that is not permitted any longer": (
+        job("new", 1),
+        [job("a", 0, "Accepted False NotPermitted", suspend=True), pod("a", 8)],
+        waits(1, 8),
+    ),
+    "beside pods of a job that is being deleted or does not exist": (
+        job("new", 2),
+        [being_deleted(job("a", 4, "Accepted True")), pod("a", 4), pod("gone", 3)],
+        waits(2, 7),
+    ),
+    "beside a job with fewer pods than it may have": (
+        job("new", 1),
+        [job("a", 4, "Accepted True", nodes=2), pod("a", 4)],
+        waits(1, 8),
+    ),
+    "beside pods that have ended": (job("new", 8), [pod("a", 8, "Succeeded")], None),
     "one that goes on after a suspension": (
         job("new", 4, "Accepted True, Suspended True"),
         [job("a", 8, "Accepted True")],
@@ -225,6 +272,16 @@ def test_a_change_of_the_pods_counts() -> None:
     changed["metadata"] |= {"generation": 2, "resourceVersion": "2"}
     all_jobs.store.replace("FineTuneJob", [changed, new], 2)
     assert refuse(all_jobs, new) == waits(4, 5)
+
+
+def test_a_job_that_is_not_accepted_gives_its_gpus_back() -> None:
+    first, second = job("first", 8), job("second", 8)
+    all_jobs = budget(first, second)
+    assert refuse(all_jobs, first) is None
+    wrong = job("first", 8, "Accepted False PodTemplateInvalid")
+    parsed = read_finetunejob(wrong, SETTINGS.defaults)
+    all_jobs.settle(parsed, parsed.status)
+    assert refuse(all_jobs, second) is None
 
 
 def test_a_deleted_job_gives_its_gpus_back() -> None:
