@@ -270,14 +270,25 @@ def test_a_job_with_such_a_template_waits_for_its_correction() -> None:
     assert spark_application[:2] == ("False", ConditionReason.POD_TEMPLATE_INVALID)
 
 
-def test_the_driver_has_the_credentials_of_the_run_and_executors_do_not() -> None:
+def test_the_driver_has_the_login_of_the_run_and_executors_do_not() -> None:
+    """And no other keys of the Secret: a variable such as PYTHONPATH would load code beside the API token of the driver."""
     spark_application = made(tracking={"uri": "http://m:5000", "secretRef": {"name": "mlflow"}})
     pods = [
         spark_application["SparkApplication"]["spec"][role]["template"]["spec"]
         for role in ("driver", "executor")
     ]
-    secrets = [[item["secretRef"]["name"] for item in pod["containers"][0]["envFrom"]] for pod in pods]
-    assert secrets == [["mlflow"], []]
+    secret_keys = [
+        [
+            (item["name"], reference["name"], reference["key"], reference["optional"])
+            for item in pod["containers"][0]["env"]
+            if (reference := item.get("valueFrom", {}).get("secretKeyRef"))
+        ]
+        for pod in pods
+    ]
+    keys = ("TOKEN", "USERNAME", "PASSWORD", "INSECURE_TLS")
+    names_of_keys = [f"MLFLOW_TRACKING_{key}" for key in keys]
+    assert secret_keys == [[(name, "mlflow", name, True) for name in names_of_keys], []]
+    assert [pod["containers"][0]["envFrom"] for pod in pods] == [[], []]
 
 
 def test_it_waits_for_the_run() -> None:
