@@ -34,6 +34,7 @@ from finetune_operator.controller.reconciler import utc_now
 from finetune_operator.controller.resync import Resync
 from finetune_operator.controller.store import Store
 from finetune_operator.controller.watch_errors import restart_failed_watches
+from finetune_operator.controller.watch_parsing import parse_deep_objects
 from finetune_operator.controller.watches import Handlers, build_registry
 from finetune_operator.controller.workqueue import Queues, WorkQueue, work
 from finetune_operator.fence import PROCESS_FENCE, EventLoop, Fence, seconds_since_boot
@@ -252,6 +253,7 @@ class Operator:
 
     async def _watch(self, stop: asyncio.Event) -> None:
         restart_failed_watches(self.resync.list_soon)
+        parse_deep_objects()
         other_tasks = asyncio.all_tasks()
         tasks = await kopf.spawn_tasks(
             registry=build_registry(

@@ -5,7 +5,6 @@ The generated model classes are not used: filling them takes longer than the req
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Self
 from urllib.parse import quote, urlencode
@@ -14,7 +13,7 @@ import aiohttp
 from kubernetes.aio import client, config
 
 from finetune_crds.base import GROUP, VERSION, Json
-from finetune_operator import metrics, names
+from finetune_operator import metrics, names, shallow_json
 from finetune_operator.fence import PROCESS_FENCE, READING_METHODS, Fence, NotLeaderError
 from finetune_operator.proxy import find_proxy
 
@@ -154,7 +153,11 @@ class Kube:
             query = {"limit": str(_PAGE_OBJECTS), **selectors, **({"continue": token} if token else {})}
             accepted_type = _METADATA_TYPE if metadata_only else JSON_TYPE
             page = await self._request(
-                "GET", build_path(kind, namespace), query=query, accepted_type=accepted_type
+                "GET",
+                build_path(kind, namespace),
+                query=query,
+                accepted_type=accepted_type,
+                levels_above=shallow_json.LEVELS_ABOVE_ITEMS,
             )
             # NB: the items of a list contain neither kind nor apiVersion. In an empty list of metadata, `items` is null.
             items = page["items"] or []
@@ -241,8 +244,12 @@ class Kube:
         body: Json | Sequence[Json] | None = None,
         content_type: str = JSON_TYPE,
         accepted_type: str = JSON_TYPE,
+        levels_above: int = 0,
     ) -> Json:
-        """Send a request, and return the JSON of the response.
+        """Send a request, and return the JSON of the response, without what is nested too deeply.
+
+        Args:
+            levels_above: levels of the response around each object.
 
         Raises:
             KubeError: the fence is closed, the API server cannot be reached, or it refuses the request.
@@ -274,7 +281,7 @@ class Kube:
         if response.status >= 300:
             raise _parse_error(response.status, text, response.headers.get("Retry-After", ""))
         try:
-            return dict(json.loads(text))
+            return dict(shallow_json.parse(text, levels_above=levels_above))
         except ValueError as error:
             quoted = text.decode(errors="replace")[:_MAX_QUOTED_CHARS]
             raise KubeError(
@@ -310,7 +317,7 @@ def _parse_error(status: int, text: bytes, retry_after: str) -> KubeError:
     # NB: the API server sends seconds; a proxy in front of it may send a date, or any number.
     seconds = min(float(retry_after), _MAX_RETRY_AFTER_SECONDS) if retry_after.isdecimal() else 0.0
     try:
-        body = json.loads(text)
+        body = shallow_json.parse(text)
     except ValueError:
         body = None
     if isinstance(body, dict):

@@ -16,8 +16,10 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from finetune_operator.fence import Fence
-from finetune_operator.kube import Kube, KubeError, build_path
+from finetune_operator.kube import Kube, KubeError, Listing, build_path
+from finetune_operator.shallow_json import MAX_LEVELS, REPLACEMENT
 from support.counted import counted
+from unit.operator.test_shallow_json import nest
 
 Json = dict[str, Any]
 
@@ -253,6 +255,19 @@ async def test_a_success_that_is_no_json_is_an_error(kube: Kube, server: Server)
     with pytest.raises(KubeError) as raised:
         await kube.get("Secret", "team", "s")
     assert str(raised.value) == "the response of the API server is not JSON: <html>please log in</html>"
+
+
+async def test_an_object_that_is_nested_deeply_hides_no_other(kube: Kube, server: Server) -> None:
+    deep = json.dumps({"metadata": {"name": "deep"}, "spec": "SPEC"}).replace('"SPEC"', nest(9_000))
+    other = {"metadata": {"name": "other"}}
+    server.answers = [
+        (200, f'{{"metadata": {{"resourceVersion": "7"}}, "items": [{deep}, {json.dumps(other)}]}}'),
+        (200, deep),
+    ]
+    kept = json.loads(nest(MAX_LEVELS - 1, json.dumps(REPLACEMENT)))
+    expected = {"metadata": {"name": "deep"}, "spec": kept}
+    assert await kube.list("FineTuneJob", None) == Listing([expected, other], 7)
+    assert await kube.get("FineTuneJob", "team", "deep") == expected
 
 
 async def test_an_api_server_that_is_away_has_no_status(kube: Kube, server: Server) -> None:
