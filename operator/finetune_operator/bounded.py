@@ -112,6 +112,16 @@ async def fetch(
         return response.status
 
 
+async def send(method: str, url: str, *, headers: Mapping[str, str], body: bytes) -> int:
+    """Send a request that writes, and return the status of the response, whose body is not read.
+
+    Raises:
+        NoResponseError: the request cannot be sent, or the server cannot be reached.
+    """
+    async with _exchange(method, url, headers, body, is_read=False) as response:
+        return response.status
+
+
 async def request(
     method: str,
     url: str | URL,

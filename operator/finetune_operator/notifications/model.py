@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -16,6 +17,8 @@ from finetune_operator.tenancy.model import Pattern
 from finetune_operator.text import format_time
 
 _CLOUD_EVENTS_VERSION = "1.0"
+# Control characters, line separators, and characters that change the direction of a text.
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]+")
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,8 @@ def load_webhooks(path: str) -> list[Webhook]:
 def build_request(notice: Notice, webhook: Webhook) -> tuple[Mapping[str, str], bytes]:
     """Return the headers and the body of the request for a move."""
     if webhook.format == "Slack":
-        return {"Content-Type": "application/json"}, json.dumps({"text": notice.text}).encode()
+        message = {"text": _escape_for_slack(notice.text)}
+        return {"Content-Type": "application/json"}, json.dumps(message).encode()
     # https://github.com/cloudevents/spec/blob/v1.0.2/cloudevents/formats/json-format.md
     event: Json = {
         "specversion": _CLOUD_EVENTS_VERSION,
@@ -93,3 +97,12 @@ def build_request(notice: Notice, webhook: Webhook) -> tuple[Mapping[str, str], 
         "data": dict(notice.data),
     }
     return {"Content-Type": "application/cloudevents+json"}, json.dumps(event).encode()
+
+
+def _escape_for_slack(text: str) -> str:
+    """Return a text as one line without Slack's markup of links and mentions; users choose parts of the text.
+
+    https://docs.slack.dev/messaging/formatting-message-text#escaping
+    """
+    text = _CONTROL.sub(" ", text)
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import traceback
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +23,6 @@ REPEAT_SECONDS = 900
 _FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 1.0, 60.0
 _MAX_WAITING = 1000
 _MAX_REMEMBERED = 10_000
-_MAX_ANSWER_BYTES = 64 * 1024
 # Answers after which the same request may succeed.
 _TEMPORARY = frozenset({HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS})
 
@@ -52,16 +52,17 @@ class Sender:
         """Write a move to the log, and send it to the webhooks soon. A move that was announced before is ignored."""
         if not self._remember(notice):
             return
-        audit_log.info("%s %s", notice.text, json.dumps(notice.data, default=str))
+        _write_line(notice)
         self._enqueue(notice, self.webhooks)
 
     def announce_again(self, notices: Iterable[Notice]) -> None:
-        """Send the latest moves again, as a new leader that does not know whether they were sent.
+        """Write and send the latest moves again, as a new leader that does not know whether they were announced.
 
-        Only CloudEvents have an id, by which a receiver recognizes a repetition.
+        Only lines of the log and CloudEvents have an id, by which a repetition is recognized.
         """
         for notice in notices:
             if self._remember(notice):
+                _write_line(notice)
                 self._enqueue(
                     notice, [webhook for webhook in self.webhooks if webhook.format == "CloudEvents"]
                 )
@@ -104,6 +105,12 @@ class Sender:
                 reason, is_temporary = f"HTTP {status}", status in _TEMPORARY or status // 100 == 5
             except bounded.NoResponseError as error:
                 reason, is_temporary = str(error), not isinstance(error, bounded.AddressError)
+            except Exception as error:
+                # NB: an error of the operator itself with one notice must not end the other webhooks, nor the operator.
+                # Its message is not in the log, since it may quote the address.
+                trace = "".join(traceback.format_tb(error.__traceback__))
+                log.error("webhook %s: unexpected error at\n%s", webhook.name, trace)  # noqa: TRY400
+                reason, is_temporary = type(error).__name__, False
             if not is_temporary or self.clock() - started > REPEAT_SECONDS:
                 self._report_loss(webhook, notice, reason)
                 return
@@ -112,15 +119,21 @@ class Sender:
 
     def _report_loss(self, webhook: Webhook, notice: Notice, reason: str) -> None:
         log.error(
-            "webhook %s did not get the notice %s (%s): %s", webhook.name, notice.id, reason, notice.text
+            "webhook %s did not get the notice %s (%s): %s",
+            webhook.name,
+            notice.id,
+            reason,
+            json.dumps(notice.text),
         )
+
+
+def _write_line(notice: Notice) -> None:
+    """Write a move to the log, as one line of JSON: users choose parts of the texts, and JSON has no line breaks in them."""
+    audit_log.info("%s", json.dumps({"id": notice.id, "text": notice.text, **notice.data}, default=str))
 
 
 async def _post(webhook: Webhook, notice: Notice) -> int:
     headers, body = build_request(notice, webhook)
     with metrics.measuring_request("Webhook") as sent:
-        response = await bounded.request(
-            "POST", webhook.url, headers=headers, body=body, max_bytes=_MAX_ANSWER_BYTES
-        )
-        sent.status = response.status
-    return response.status
+        sent.status = await bounded.send("POST", webhook.url, headers=headers, body=body)
+    return sent.status

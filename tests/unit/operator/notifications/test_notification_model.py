@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -49,7 +50,15 @@ def test_a_cloud_event_has_the_attributes_of_version_1() -> None:
 def test_a_message_for_slack_is_a_sentence() -> None:
     headers, body = build_request(NOTICE, Webhook(name="chat", url=SECRET, format="Slack"))
     assert headers == {"Content-Type": "application/json"}
-    assert json.loads(body) == {"text": "llm@champion: version 1 -> version 2"}
+    assert json.loads(body) == {"text": "llm@champion: version 1 -&gt; version 2"}
+
+
+def test_what_users_choose_is_no_markup_in_slack() -> None:
+    text = "llm@champion by eve\nllm@champion: <!channel> <https://evil.example|see> & more\u202e"
+    _, body = build_request(replace(NOTICE, text=text), Webhook(name="chat", url=SECRET, format="Slack"))
+    assert json.loads(body) == {
+        "text": "llm@champion by eve llm@champion: &lt;!channel&gt; &lt;https://evil.example|see&gt; &amp; more "
+    }
 
 
 MISTAKES = {

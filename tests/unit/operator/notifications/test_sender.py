@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import queue
 from dataclasses import dataclass, field, replace
@@ -16,6 +17,10 @@ from support.http_server import Answer, Request, serving
 from unit.operator.notifications.test_notification_model import NOTICE
 
 AUDIT = Webhook(name="audit", url="https://audit.example/credential")
+LINE = (
+    '{"id": "uid-1785585600-2", "text": "llm@champion: version 1 -> version 2", '
+    '"model": "llm", "alias": "champion", "fromVersion": "1", "toVersion": "2"}'
+)
 CHAT = Webhook(name="chat", url="https://chat.example/credential", format="Slack", models=["team.*"])
 
 
@@ -57,6 +62,12 @@ def list_losses(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
 
 
+def list_lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [
+        record.getMessage() for record in caplog.records if record.name == "finetune_operator.audit"
+    ]
+
+
 async def test_a_webhook_gets_the_notices_of_its_models() -> None:
     receivers = Receivers()
     receivers.sender.announce(NOTICE)
@@ -73,17 +84,26 @@ async def test_a_move_is_announced_once(caplog: pytest.LogCaptureFixture) -> Non
         receivers.sender.announce_again([NOTICE])
     await receivers.deliver()
     assert receivers.received == [("audit", NOTICE.id)]
-    assert [record.getMessage() for record in caplog.records] == [
-        "llm@champion: version 1 -> version 2 "
-        '{"model": "llm", "alias": "champion", "fromVersion": "1", "toVersion": "2"}'
-    ]
+    assert list_lines(caplog) == [LINE]
 
 
-async def test_a_new_leader_repeats_only_what_has_an_id() -> None:
+async def test_a_line_of_the_log_cannot_be_forged(caplog: pytest.LogCaptureFixture) -> None:
+    forged = "llm@champion: version 1 -> version 2 by eve\nllm@champion: version 2 -> version 3 by alice\u2028"
+    receivers = Receivers({"audit": [404]})
+    with caplog.at_level(logging.INFO):
+        receivers.sender.announce(replace(NOTICE, text=forged, data={"by": "eve\n{}"}))
+        await receivers.deliver()
+    (line,), (loss,) = list_lines(caplog), list_losses(caplog)
+    assert json.loads(line) == {"id": NOTICE.id, "text": forged, "by": "eve\n{}"}
+    assert [text.splitlines() for text in (line, loss)] == [[line], [loss]]
+
+
+async def test_a_new_leader_repeats_only_what_has_an_id(caplog: pytest.LogCaptureFixture) -> None:
     receivers = Receivers()
-    receivers.sender.announce_again([replace(NOTICE, model="team.llm")])
+    with caplog.at_level(logging.INFO, "finetune_operator.audit"):
+        receivers.sender.announce_again([replace(NOTICE, model="team.llm")])
     await receivers.deliver()
-    assert receivers.received == [("audit", NOTICE.id)]
+    assert (receivers.received, list_lines(caplog)) == ([("audit", NOTICE.id)], [LINE])
 
 
 ANSWERS: dict[str, tuple[list[int | Exception], str, list[float]]] = {
@@ -123,8 +143,41 @@ async def test_what_waits_has_a_bound(caplog: pytest.LogCaptureFixture) -> None:
     for number in range(1001):
         receivers.sender.announce(replace(NOTICE, id=str(number)))
     assert list_losses(caplog) == [
-        "webhook audit did not get the notice 1000 (1000 notices wait): llm@champion: version 1 -> version 2"
+        "webhook audit did not get the notice 1000 (1000 notices wait): "
+        '"llm@champion: version 1 -> version 2"'
     ]
+
+
+async def test_an_error_with_one_notice_stops_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    receivers = Receivers({"audit": [TypeError(AUDIT.url), 200]})
+    for number in range(2):
+        receivers.sender.announce(replace(NOTICE, id=str(number), model="team.llm"))
+    await receivers.deliver()
+    assert sorted(receivers.received) == [("audit", "1"), ("chat", "0"), ("chat", "1")]
+    unexpected, loss = list_losses(caplog)
+    assert unexpected.startswith("webhook audit: unexpected error at\n")
+    assert "credential" not in caplog.text
+    assert loss == (
+        'webhook audit did not get the notice 0 (TypeError): "llm@champion: version 1 -> version 2"'
+    )
+
+
+async def test_the_status_counts_however_long_the_answer_is() -> None:
+    requests: list[str] = []
+
+    def respond(request: Request) -> Answer:
+        requests.append(request.method)
+        return Answer(200, b"x" * 1024 * 1024)
+
+    pauses: list[float] = []
+
+    async def pause(seconds: float) -> None:
+        pauses.append(seconds)
+
+    with serving(respond) as address:
+        sender = Sender([Webhook(name="audit", url=address)], lambda: 0.0, sleep=pause)
+        await sender._send(sender.webhooks[0], NOTICE)
+    assert (requests, pauses) == (["POST"], [])
 
 
 async def test_a_request_over_http() -> None:
