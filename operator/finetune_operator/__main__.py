@@ -60,7 +60,7 @@ from finetune_operator.modelpromotion.notices import list_notices
 from finetune_operator.modelpromotion.observe import ModelPromotionObserver, read_promotion
 from finetune_operator.modelpromotion.reconcile import ModelPromotionReconciler
 from finetune_operator.notifications.model import Webhook, load_webhooks
-from finetune_operator.notifications.sender import REPEAT_SECONDS, Sender
+from finetune_operator.notifications.sender import AUDIT_LOGGER, REPEAT_SECONDS, Sender
 from finetune_operator.owners import find_owner
 from finetune_operator.registry.alias_owners import AliasOwners
 from finetune_operator.registry.writer import AliasWriter
@@ -387,7 +387,7 @@ class _RepeatedRequests(logging.Filter):
             record.levelno = logging.INFO if "APITooManyRequestsError" in message else logging.WARNING
             record.levelname = logging.getLevelName(record.levelno)
         # The logger has checked only the original level.
-        return record.levelno >= logging.getLogger().level
+        return record.name == AUDIT_LOGGER or record.levelno >= logging.getLogger().level
 
 
 def configure_logging(settings: Settings) -> None:
@@ -402,6 +402,8 @@ def configure_logging(settings: Settings) -> None:
         handler.addFilter(_RepeatedRequests())
     for chatty in ("kopf.objects", "aiohttp.access", "urllib3"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
+    # Lines about moves are written at each level.
+    logging.getLogger(AUDIT_LOGGER).setLevel(logging.INFO)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from finetune_crds.base import API_VERSION
 from fixtures.operator_processes.jobs import PREPARED, TRAINED, error, job, splits_given
 from fixtures.operator_processes.servers import Plane
 from fixtures.operator_processes.world import World
@@ -374,3 +375,28 @@ def test_a_missing_tracking_secret_is_named(world: World) -> None:
     assert waiting["message"].startswith("training waits for MLflow: Secret absent")
     assert holding(world) == ["Reconciling"]
     assert world.condition("tune", "Ready")["reason"] == "CredentialsMissing"
+
+
+def test_a_job_that_is_nested_deeply_stops_no_other(own_world: World, plane: Plane) -> None:
+    deep_json = '{"a": ' * 3_000 + "1" + "}" * 3_000
+    body = splits_given("deep", pods={"train": {"template": {"spec": {"affinity": "DEEP"}}}})
+    body["metadata"]["namespace"] = own_world.namespace
+    path = f"/apis/{API_VERSION}/namespaces/{own_world.namespace}/finetunejobs"
+    kubectl = [str(plane.kubectl), "--kubeconfig", str(plane.kubeconfig)]
+    create = [*kubectl, "create", "--raw", path, "-f", "-"]
+    text = json.dumps(body).replace('"DEEP"', deep_json)
+    subprocess.run(create, input=text, text=True, check=True, capture_output=True)
+    try:
+        # A watch reads the job at first, and a list after the restart.
+        reasons = "-o=jsonpath={.status.conditions[*].reason}"
+        wait_for(
+            "the job is refused",
+            lambda: "PodTemplateInvalid"
+            in plane.run_kubectl(own_world.namespace, "get", "finetunejob", "deep", reasons),
+        )
+        own_world.restart()
+        own_world.submit(splits_given())
+        own_world.run_pods("tune-train-1", 2)
+        own_world.wait_phase("tune", "Training")
+    finally:
+        subprocess.run([*kubectl, "delete", "--raw", f"{path}/deep"], check=True, capture_output=True)

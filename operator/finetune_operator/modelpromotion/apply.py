@@ -25,7 +25,7 @@ from finetune_operator.modelpromotion.model import (
     PromotionAction,
     PromotionDecision,
 )
-from finetune_operator.modelpromotion.notices import list_new_notices
+from finetune_operator.modelpromotion.notices import build_removal_notice, list_new_notices
 from finetune_operator.modelpromotion.observe import ModelPromotionObserver
 from finetune_operator.notifications.model import Notice
 from finetune_operator.registry.base import MoveAlias, RegisteredModel, Registry
@@ -58,7 +58,8 @@ class StaleError(Exception):
 class ModelPromotionApplier:
     """Writes to the API server, to the registry and to serving endpoints.
 
-    `moved` is called with the name of a model whose alias was moved, and `announce` with each new move in a history.
+    `moved` is called with the name of a model whose alias was moved, and `announce` with each new move in a history and
+    with the removal of an alias.
     """
 
     kube: Kube
@@ -87,7 +88,7 @@ class ModelPromotionApplier:
         failed_actions: list[FailedAction] = []
         for action in decision.actions:
             try:
-                await self._act(promotion, action, resource_version)
+                await self._act(promotion, action, resource_version, now)
             except (AliasMoved, ModelReplaced):
                 # The decision is outdated, so no further action of it is taken.
                 raise
@@ -96,7 +97,9 @@ class ModelPromotionApplier:
                 failed_actions.append(FailedAction(action, error))
         return Applied(body, tuple(failed_actions))
 
-    async def _act(self, promotion: Promotion, action: PromotionAction, resource_version: str) -> None:
+    async def _act(
+        self, promotion: Promotion, action: PromotionAction, resource_version: str, now: datetime
+    ) -> None:
         """Move the alias, request a change of the endpoint, or create or stop the Job of a gate."""
         # The checks below are for the types: a decision moves an alias only with a spec, and changes an endpoint only with a backend.
         spec, backend = promotion.spec, promotion.backend
@@ -133,6 +136,8 @@ class ModelPromotionApplier:
             # Also after an error, since the write may have taken effect.
             self.observer.forget(registry.uri, spec.model)
         log.info("%s: alias %s of %s points at version %s", promotion.key, spec.alias, spec.model, action.to)
+        if promotion.deleting and action.to is None:
+            self.announce(build_removal_notice(promotion, spec, action.expected, now))
         self.moved(spec.model)
 
     async def _claim(

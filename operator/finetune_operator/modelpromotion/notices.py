@@ -1,14 +1,16 @@
-"""The notices about a promotion: one for each new move in its history."""
+"""The notices about a promotion: one for each new move in its history, and one for an alias that is removed with it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import datetime
 
-from finetune_crds.base import API_VERSION
-from finetune_crds.modelpromotion import ModelPromotion
+from finetune_crds.base import API_VERSION, Json
+from finetune_crds.modelpromotion import ModelPromotion, ModelPromotionSpec
 from finetune_crds.promotion_status import ModelPromotionStatus, Move
 from finetune_operator.modelpromotion.model import Promotion
 from finetune_operator.notifications.model import Notice
+from finetune_operator.text import format_time
 
 
 def list_new_notices(promotion: Promotion, after: ModelPromotionStatus) -> Iterator[Notice]:
@@ -24,26 +26,61 @@ def list_notices(promotion: Promotion, status: ModelPromotionStatus) -> Iterator
     spec = promotion.spec
     if spec is None:
         return
-    subject = f"{spec.model}@{spec.alias}"
     for move in reversed(status.history):
-        yield Notice(
-            id=_build_id(promotion, move),
-            source=f"/apis/{API_VERSION}/namespaces/{promotion.namespace}/{ModelPromotion.PLURAL}/{promotion.name}",
-            subject=subject,
-            model=spec.model,
-            time=move.time,
-            data={
-                "namespace": promotion.namespace,
-                "name": promotion.name,
-                "model": spec.model,
-                "alias": spec.alias,
-            }
-            | move.to_json(),
-            text=(
-                f"{subject}: {_describe(move.from_version)} -> {_describe(move.to_version)} by {move.by} "
-                f"({move.reason}: {move.message}), ModelPromotion {promotion.key}"
-            ),
+        yield _build_notice(
+            promotion,
+            spec,
+            _build_id(promotion, move),
+            move.time,
+            move.to_json(),
+            f"{_describe(move.from_version)} -> {_describe(move.to_version)} by {move.by} ({move.reason}: {move.message})",
         )
+
+
+def build_removal_notice(
+    promotion: Promotion, spec: ModelPromotionSpec, version: str | None, now: datetime
+) -> Notice:
+    """Return the notice of an alias that was removed with its promotion, whose history disappears with it.
+
+    Args:
+        version: the version that the alias pointed at.
+    """
+    by, message = f"ModelPromotion {promotion.key}", "the ModelPromotion is deleted"
+    return _build_notice(
+        promotion,
+        spec,
+        f"{promotion.uid}-removed",
+        now,
+        {
+            "fromVersion": version,
+            "reason": "Removed",
+            "message": message,
+            "by": by,
+            "time": format_time(now),
+        },
+        f"{_describe(version)} -> {_describe(None)} by {by} (Removed: {message})",
+    )
+
+
+def _build_notice(
+    promotion: Promotion, spec: ModelPromotionSpec, notice_id: str, time: datetime, move: Json, sentence: str
+) -> Notice:
+    subject = f"{spec.model}@{spec.alias}"
+    place = {
+        "namespace": promotion.namespace,
+        "name": promotion.name,
+        "model": spec.model,
+        "alias": spec.alias,
+    }
+    return Notice(
+        id=notice_id,
+        source=f"/apis/{API_VERSION}/namespaces/{promotion.namespace}/{ModelPromotion.PLURAL}/{promotion.name}",
+        subject=subject,
+        model=spec.model,
+        time=time,
+        data=place | move,
+        text=f"{subject}: {sentence}, ModelPromotion {promotion.key}",
+    )
 
 
 def _build_id(promotion: Promotion, move: Move) -> str:

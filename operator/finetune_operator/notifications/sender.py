@@ -16,7 +16,8 @@ from finetune_operator.notifications.model import Notice, Webhook, build_request
 from finetune_operator.tenancy.model import matches
 
 log = logging.getLogger(__name__)
-audit_log = logging.getLogger("finetune_operator.audit")
+AUDIT_LOGGER = "finetune_operator.audit"
+audit_log = logging.getLogger(AUDIT_LOGGER)
 
 REPEAT_SECONDS = 900
 """For how long a notice is sent again to a webhook that is away, and how old a move may be that a new leader announces again."""

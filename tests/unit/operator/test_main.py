@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from finetune_operator.__main__ import configure_logging, main
+from finetune_operator.notifications.sender import AUDIT_LOGGER
 from finetune_operator.settings import Settings
 
 LOGGER = "finetune_operator.controller.status"
@@ -25,7 +26,7 @@ def _root_logger() -> Iterator[None]:
     """Put the handlers and levels of the loggers back."""
     root, asyncio_logger = logging.getLogger(), logging.getLogger("asyncio")
     handlers, asyncio_handlers = root.handlers[:], asyncio_logger.handlers[:]
-    levels = {name: logging.getLogger(name).level for name in (None, *CHATTY)}
+    levels = {name: logging.getLogger(name).level for name in (None, AUDIT_LOGGER, *CHATTY)}
     propagates = asyncio_logger.propagate
     yield
     root.handlers[:], asyncio_logger.handlers[:] = handlers, asyncio_handlers
@@ -47,6 +48,17 @@ def test_a_line_of_the_log_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     line = json.loads(capsys.readouterr().err)
     del line["timestamp"]
     assert line == {"message": "demo/nobase is Failed", "severity": "warn"}
+
+
+@pytest.mark.parametrize("log_level", ["DEBUG", "INFO", "WARNING", "ERROR"])
+def test_a_line_about_a_move_is_written_at_each_level(
+    log_level: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    configure_logging(Settings(log_format="json", log_level=log_level))
+    logging.getLogger(AUDIT_LOGGER).info("a move")
+    logging.getLogger(LOGGER).info("another line")
+    messages = [json.loads(line)["message"] for line in capsys.readouterr().err.splitlines()]
+    assert messages == (["a move", "another line"] if log_level in ("DEBUG", "INFO") else ["a move"])
 
 
 @pytest.mark.parametrize(

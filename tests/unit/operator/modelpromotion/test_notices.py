@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from finetune_operator.text import format_time
 from unit.operator.modelpromotion.champion import world
 
 if TYPE_CHECKING:
@@ -58,3 +59,33 @@ async def test_a_status_without_a_new_move_announces_nothing() -> None:
     simulation.edit(suspend=False)
     await simulation.settle()
     assert notices == []
+
+
+async def test_the_removal_of_an_alias_with_its_promotion_is_announced_once() -> None:
+    simulation = world(onDelete="RemoveAlias")
+    simulation.registry.aliases["staging"] = "2"
+    await simulation.settle()
+    notices: list[Notice] = []
+    simulation.operator.reconciler.applier.announce = notices.append
+    uid = simulation.kube.objects["ModelPromotion", "team", "champion"]["metadata"]["uid"]
+    simulation.remove()
+    await simulation.settle()
+    assert "champion" not in simulation.registry.aliases
+    (removal,) = notices
+    assert (removal.id, removal.source, removal.text) == (
+        f"{uid}-removed",
+        SOURCE,
+        "support-llama@champion: version 2 -> no version by ModelPromotion team/champion "
+        "(Removed: the ModelPromotion is deleted), ModelPromotion team/champion",
+    )
+    assert removal.data == {
+        "namespace": "team",
+        "name": "champion",
+        "model": "support-llama",
+        "alias": "champion",
+        "fromVersion": "2",
+        "reason": "Removed",
+        "message": "the ModelPromotion is deleted",
+        "by": "ModelPromotion team/champion",
+        "time": format_time(removal.time),
+    }
