@@ -391,8 +391,10 @@ def test_a_job_that_is_nested_deeply_stops_no_other(own_world: World, plane: Pla
         reasons = "-o=jsonpath={.status.conditions[*].reason}"
         wait_for(
             "the job is refused",
-            lambda: "PodTemplateInvalid"
-            in plane.run_kubectl(own_world.namespace, "get", "finetunejob", "deep", reasons),
+            lambda: (
+                "PodTemplateInvalid"
+                in plane.run_kubectl(own_world.namespace, "get", "finetunejob", "deep", reasons)
+            ),
         )
         own_world.restart()
         own_world.submit(splits_given())

@@ -30,10 +30,10 @@ def list_notices(promotion: Promotion, status: ModelPromotionStatus) -> Iterator
         yield _build_notice(
             promotion,
             spec,
-            _build_id(promotion, move),
-            move.time,
-            move.to_json(),
-            f"{_describe(move.from_version)} -> {_describe(move.to_version)} by {move.by} ({move.reason}: {move.message})",
+            notice_id=_build_id(promotion, move),
+            time=move.time,
+            move=move.to_json(),
+            sentence=f"{_describe(move.from_version)} -> {_describe(move.to_version)} by {move.by} ({move.reason}: {move.message})",
         )
 
 
@@ -49,21 +49,27 @@ def build_removal_notice(
     return _build_notice(
         promotion,
         spec,
-        f"{promotion.uid}-removed",
-        now,
-        {
+        notice_id=f"{promotion.uid}-removed",
+        time=now,
+        move={
             "fromVersion": version,
             "reason": "Removed",
             "message": message,
             "by": by,
             "time": format_time(now),
         },
-        f"{_describe(version)} -> {_describe(None)} by {by} (Removed: {message})",
+        sentence=f"{_describe(version)} -> {_describe(None)} by {by} (Removed: {message})",
     )
 
 
 def _build_notice(
-    promotion: Promotion, spec: ModelPromotionSpec, notice_id: str, time: datetime, move: Json, sentence: str
+    promotion: Promotion,
+    spec: ModelPromotionSpec,
+    *,
+    notice_id: str,
+    time: datetime,
+    move: Json,
+    sentence: str,
 ) -> Notice:
     subject = f"{spec.model}@{spec.alias}"
     place = {

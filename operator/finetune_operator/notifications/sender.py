@@ -106,7 +106,7 @@ class Sender:
                 reason, is_temporary = f"HTTP {status}", status in _TEMPORARY or status // 100 == 5
             except bounded.NoResponseError as error:
                 reason, is_temporary = str(error), not isinstance(error, bounded.AddressError)
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - reported as a loss
                 # NB: an error of the operator itself with one notice must not end the other webhooks, nor the operator.
                 # Its message is not in the log, since it may quote the address.
                 trace = "".join(traceback.format_tb(error.__traceback__))

@@ -63,9 +63,7 @@ def list_losses(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 def list_lines(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [
-        record.getMessage() for record in caplog.records if record.name == "finetune_operator.audit"
-    ]
+    return [record.getMessage() for record in caplog.records if record.name == "finetune_operator.audit"]
 
 
 async def test_a_webhook_gets_the_notices_of_its_models() -> None:
@@ -88,7 +86,9 @@ async def test_a_move_is_announced_once(caplog: pytest.LogCaptureFixture) -> Non
 
 
 async def test_a_line_of_the_log_cannot_be_forged(caplog: pytest.LogCaptureFixture) -> None:
-    forged = "llm@champion: version 1 -> version 2 by eve\nllm@champion: version 2 -> version 3 by alice\u2028"
+    forged = (
+        "llm@champion: version 1 -> version 2 by eve\nllm@champion: version 2 -> version 3 by alice\u2028"
+    )
     receivers = Receivers({"audit": [404]})
     with caplog.at_level(logging.INFO):
         receivers.sender.announce(replace(NOTICE, text=forged, data={"by": "eve\n{}"}))
