@@ -17,7 +17,7 @@ _parse_event = partial(shallow_json.parse, levels_above=shallow_json.LEVELS_ABOV
 def parse_deep_objects() -> None:
     """Let kopf parse lists and watch events without what is nested too deeply."""
     # NB: kopf has no setting for it. Of json, its client uses only `loads`, for the lines of a watch.
-    api.json = SimpleNamespace(loads=_parse_event)  # type: ignore[assignment]
+    api.json = SimpleNamespace(loads=_parse_event)  # type: ignore[assignment, attr-defined]
     api.get = _get
 
 
