@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.modelpromotion import ModelPromotionSpec
-from finetune_crds.promotion_status import REGRESSED, ModelPromotionStatus, Move, Watch, Withheld
+from finetune_crds.promotion_status import REGRESSED, ModelPromotionStatus, Move, MoveReason, Watch, Withheld
 from finetune_crds.serving import Serving
 from finetune_operator.modelpromotion.decide.digests import terms_digest
 from finetune_operator.modelpromotion.model import Observed, Promotion, PromotionAction, PromotionDecision
@@ -75,6 +75,10 @@ class Draft(StatusBuilder[ModelPromotionStatus]):
     def lost(self) -> str | None:
         """The version whose deletion removed the alias, until the alias is set again."""
         return self.status.lost
+
+    def has_begun(self, version: str, reason: MoveReason) -> bool:
+        """Whether the journal had a move to the version for this reason when the pass started."""
+        return self.begun is not None and (self.begun.to_version, self.begun.reason) == (version, reason)
 
     def remember(self, **entries: Move | Withheld | Watch | str | None) -> None:
         """Write entries of the journal; None removes an entry."""

@@ -1,7 +1,7 @@
 """Windows: outside of spec.windows, the alias moves to no candidate, and no canary begins. What stops harm does not wait for a window.
 
-A rollback, a repair, a withdrawal, and a git revert to an older version do not wait. A move that began in a window finishes, and so does
-a rollout whose canary began in one.
+A rollback, a repair, a withdrawal, and a git revert to an older version do not wait. A move that began in a window finishes if that takes at
+most ten minutes, and so does a rollout whose canary began in one, however long it takes.
 """
 
 from __future__ import annotations
@@ -11,12 +11,16 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from finetune_crds.conditions import ConditionReason
+from finetune_crds.promotion_status import MoveReason
 from finetune_crds.windows import Window
 from finetune_operator.modelpromotion.decide import trial
 from finetune_operator.modelpromotion.decide.draft import Draft
 from finetune_operator.policy.cron import Cron
 from finetune_operator.policy.result import Continue, Outcome, Stop
 from finetune_operator.text import format_time
+
+# How long after its beginning a move may be made outside of a window.
+_MOVE_TIMEOUT = timedelta(minutes=10)
 
 
 class Opening(NamedTuple):
@@ -26,11 +30,10 @@ class Opening(NamedTuple):
     time: datetime
 
 
-def await_window(draft: Draft) -> Outcome:
-    """Each pass ends here until a window is open, unless the move to the candidate or its canary has begun."""
+def await_window(draft: Draft, reason: MoveReason = "Promoted") -> Outcome:
+    """Each pass ends here until a window is open, unless the move to the candidate for the reason, or its canary, has begun."""
     version = draft.status.candidate or ""
-    begun_version = draft.begun.to_version if draft.begun else None
-    if begun_version == version or trial.has_begun(draft, version):
+    if _has_just_begun(draft, version, reason) or trial.has_begun(draft, version):
         return Continue
     opening = find_opening(draft.spec.windows, draft.now)
     if opening is None:
@@ -42,6 +45,15 @@ def await_window(draft: Draft) -> Outcome:
     draft.stop(ConditionReason.AWAITING_WINDOW, message)
     draft.requeue_after((opening.time - draft.now).total_seconds())
     return Stop
+
+
+def _has_just_begun(draft: Draft, version: str, reason: MoveReason) -> bool:
+    """Whether the move has begun so recently that it may finish outside of a window.
+
+    NB: a registry that refuses the move may allow it days later.
+    """
+    begun = draft.begun
+    return begun is not None and draft.has_begun(version, reason) and draft.now - begun.time < _MOVE_TIMEOUT
 
 
 def find_opening(windows: Sequence[Window], now: datetime) -> Opening | None:

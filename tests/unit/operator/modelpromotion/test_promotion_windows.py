@@ -127,6 +127,41 @@ async def test_a_move_that_began_in_a_window_finishes(passes: int) -> None:
     )
 
 
+async def test_a_move_that_the_registry_refuses_does_not_finish_days_later() -> None:
+    simulation = await begin()
+    simulation.registry.refusal = Problem(ConditionReason.MOVE_REFUSED, "no permission")
+    simulation.registry.aliases["staging"] = "2"
+    simulation.seconds = 3 * HOUR - 60
+    for _ in range(4):
+        simulation.seconds += 5
+        await simulation.operator.look("champion")
+    assert simulation.phase_and_reason() == "Promoting: MoveRefused"
+    simulation.seconds += 600
+    await simulation.operator.look("champion")
+    assert simulation.phase_and_reason() == "Pending: AwaitingWindow"
+    simulation.registry.refusal = None
+    simulation.seconds += 3600
+    await simulation.settle()
+    assert simulation.registry.moves == []
+    simulation.seconds = 26 * HOUR
+    await simulation.settle()
+    assert simulation.registry.moves == [("champion", "2")]
+
+
+async def test_a_rollback_that_was_called_off_opens_no_window() -> None:
+    simulation = await begin()
+    simulation.registry.aliases["staging"] = "2"
+    await simulation.settle()
+    simulation.edit(rollbackTo=back_to("2"))
+    await simulation.operator.look("champion")
+    move = simulation.status().move
+    assert move
+    assert (move.reason, move.to_version) == ("RolledBack", "2")
+    simulation.edit(rollbackTo=None)
+    await simulation.settle()
+    assert (simulation.phase_and_reason(), simulation.registry.moves) == ("Pending: AwaitingWindow", [])
+
+
 async def test_another_candidate_does_not_inherit_the_move_that_began() -> None:
     simulation = await begin()
     simulation.registry.aliases["staging"] = "2"
