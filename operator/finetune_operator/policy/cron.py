@@ -83,7 +83,10 @@ class Cron:
         return cron
 
     def find_next(self, time: datetime) -> datetime:
-        """The first start time after a time."""
+        """The first start time after a time.
+
+        NB: it skips a start time in a clock change of half an hour, as in Australia/Lord_Howe, which `find_last` returns.
+        """
         return next(CronSim(self.expression, time.astimezone(self.zone))).astimezone(UTC)
 
     def find_last(self, time: datetime) -> datetime:
