@@ -198,9 +198,15 @@ class Watch(ApiModel):
     version: _Version
     """The version that the alias moved to."""
     start_time: datetime | None = None
-    """When the time of the watch started. Absent until the endpoint serves the version."""
+    """When the time of the watch started. Absent while the endpoint does not serve the version alone."""
+    inherited: bool | None = None
+    """True if the number was out of bounds before the version had traffic, and has not been good since."""
     breach_time: datetime | None = None
-    """Since when the number is out of bounds. Absent while it is not."""
+    """Since when the number is out of bounds. Absent while no breach counts."""
+    breach_seconds: float | None = None
+    """Seconds of the breach that count."""
+    reading_time: datetime | None = None
+    """When they were last counted."""
     terms: str | None = None
     """Digest of the query and the bounds at that time."""
 

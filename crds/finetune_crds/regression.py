@@ -52,5 +52,5 @@ class OnRegression(ApiModel):
     for_seconds: _Seconds
     """Seconds that the number must stay out of bounds. A number that cannot be read starts them again."""
     watch_seconds: Annotated[_Seconds, Field(ge=1)]
-    """Seconds to watch the number after a move. With spec.serving, they start when the endpoint serves the version. A rollback or
+    """Seconds to watch the number after a move. With spec.serving, they start when the endpoint serves the version alone. A rollback or
     a repair is no such move."""

@@ -309,10 +309,14 @@ class ModelPromotionObserver:
             return Endpoint(problem=error.problem)
 
     async def _read_number(self, promotion: Promotion, spec: ModelPromotionSpec) -> Reading | None:
-        """The number of spec.onRegression, or the problem that keeps it from being read; None while no version is watched."""
-        watch = promotion.status.watch
+        """The number of spec.onRegression, or the problem that keeps it from being read; None while no version is watched.
+
+        NB: it is read during a move to a candidate too, so that the watch begins with the number at the time of the move.
+        """
+        watch, move = promotion.status.watch, promotion.status.move
         is_held = spec.suspend or spec.rollback_to is not None or promotion.deleting
-        if spec.on_regression is None or watch is None or is_held:
+        is_moving = move is not None and move.reason in ("Promoted", "Reverted")
+        if spec.on_regression is None or is_held or (watch is None and not is_moving):
             return None
         query, namespace = spec.on_regression.prometheus, promotion.namespace
         try:

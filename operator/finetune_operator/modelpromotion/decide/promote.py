@@ -13,6 +13,7 @@ from finetune_operator.modelpromotion.decide.drift import promotion_actor
 from finetune_operator.modelpromotion.decide.gate_jobs import find_measurement
 from finetune_operator.modelpromotion.decide.gates import judge
 from finetune_operator.modelpromotion.decide.move import begin
+from finetune_operator.modelpromotion.decide.regression import await_recovery
 from finetune_operator.modelpromotion.decide.windows import await_window
 from finetune_operator.modelpromotion.versions import is_older
 from finetune_operator.policy.result import Continue, Outcome, Stop
@@ -116,7 +117,7 @@ def _forget_other_verdicts(draft: Draft) -> None:
 def revert(draft: Draft) -> Outcome:
     """After a git revert: move the alias back to spec.source.version if this version had it with the same gates.
 
-    Only a revert to a newer version waits, for a window.
+    Only a revert to a newer version waits, for a window and for the number of the version with the alias.
     """
     version = draft.spec.source.version
     digest = gates_digest(draft.spec.gates)
@@ -129,7 +130,8 @@ def revert(draft: Draft) -> Outcome:
     approved_by = f", approved by {record.approved_by}" if record.approved_by else ""
     message = f"version {version} passed the same gates when it had the alias before{approved_by}"
     draft.set(ConditionType.GATES_PASSED, True, ConditionReason.PASSED_BEFORE, message)
-    if not is_older(version, draft.status.promoted) and await_window(draft) is Stop:
+    is_forward = not is_older(version, draft.status.promoted)
+    if is_forward and (await_recovery(draft, "Reverted") is Stop or await_window(draft, "Reverted") is Stop):
         return Stop
     text = f"spec.source.version moved the alias back to version {version}, which had it before with the same gates"
     return begin(

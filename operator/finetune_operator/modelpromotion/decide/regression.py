@@ -1,5 +1,8 @@
 """spec.onRegression: watch a number after the alias has moved to a candidate, and move the alias back if the number gets out of bounds.
 
+The number is about everything that the endpoint serves, so a breach counts only while the endpoint serves the watched version alone. If
+the number was out of bounds before the version had traffic, a breach counts only after the number has been good once.
+
 The watch is in the journal, so a restart loses nothing. A number that cannot be read moves no alias: whether it is out of bounds is then
 unknown, and the time of `forSeconds` starts again.
 """
@@ -7,19 +10,23 @@ unknown, and the time of `forSeconds` starts again.
 from __future__ import annotations
 
 from datetime import datetime, timedelta
+from typing import Literal
 
 from finetune_crds.conditions import ConditionReason, ConditionType
-from finetune_crds.promotion_status import Move, Watch
+from finetune_crds.promotion_status import Move, MoveReason, Watch
 from finetune_crds.regression import OnRegression
 from finetune_operator.modelpromotion.decide import canary
 from finetune_operator.modelpromotion.decide.bounds import describe_bounds, format_number, is_within
 from finetune_operator.modelpromotion.decide.digests import digest
 from finetune_operator.modelpromotion.decide.draft import Draft
+from finetune_operator.modelpromotion.decide.endpoint import routes_of
 from finetune_operator.modelpromotion.versions import is_older
 from finetune_operator.policy.result import Continue, Outcome, Stop
 from finetune_operator.text import format_time, shorten
 
 _MAX_NAME_CHARS = 200
+# A breach lasts at most this many poll intervals from one reading to the next, so that no jump of the clock decides.
+_MAX_POLLS_PER_READING = 3
 
 
 def begin_watch(draft: Draft, move: Move) -> None:
@@ -58,14 +65,14 @@ def watch_version(draft: Draft) -> Outcome:
     return Continue
 
 
-def await_recovery(draft: Draft) -> Outcome:
-    """Each pass ends here while the version with the alias is out of bounds, unless the move to the candidate has begun.
+def await_recovery(draft: Draft, reason: MoveReason = "Promoted") -> Outcome:
+    """Each pass ends here while the version with the alias is out of bounds, unless the move to the candidate for the reason has begun.
 
-    NB: otherwise, the alias could later move back to that version, which would not be watched then.
+    NB: otherwise, the alias could later move back to that version, which would not be watched then. During the canary of the candidate, no
+    breach counts, so this ends no canary.
     """
     spec, watch, version = draft.spec.on_regression, draft.status.watch, draft.status.candidate or ""
-    begun_version = draft.begun.to_version if draft.begun else None
-    if spec is None or watch is None or watch.breach_time is None or begun_version == version:
+    if spec is None or watch is None or watch.breach_time is None or draft.has_begun(version, reason):
         return Continue
     message = (
         f"version {version} meets every requirement; alias {draft.spec.alias} moves to it once {_name(spec)} of version {watch.version} is "
@@ -86,36 +93,59 @@ def interrupt_breach(draft: Draft) -> None:
 def _judge(draft: Draft, spec: OnRegression, watch: Watch) -> None:
     draft.is_number_judged = True
     draft.requeue_after(draft.settings.poll_seconds)
-    if watch.start_time is None and _is_served(draft, watch.version):
-        watch = watch.model_copy(update={"start_time": draft.now})
-    reading = draft.observed.reading
+    reading, traffic = draft.observed.reading, _find_traffic(draft, watch)
+    value = reading.value if reading else None
+    is_good = value is not None and is_within(value, spec.min, spec.max)
+    if is_good or (value is not None and traffic == "None"):
+        watch = watch.model_copy(update={"inherited": None if is_good else True})
+    watch = _update_start(draft, watch, traffic)
     if reading is None:
-        # The watch began in this pass.
         _report_watching(draft, spec, watch)
-    elif reading.value is None:
+    elif value is None:
         _handle_unreadable(draft, spec, watch, reading.problem.message if reading.problem else "")
-    elif is_within(reading.value, spec.min, spec.max):
+    elif is_good:
         _handle_good(draft, spec, watch)
+    elif watch.start_time is None:
+        _report_watching(draft, spec, _without_breach(watch))
+    elif watch.inherited:
+        _handle_inherited(draft, spec, watch)
     else:
-        _handle_breach(draft, spec, watch, reading.value)
+        _handle_breach(draft, spec, watch, value)
 
 
-def _is_served(draft: Draft, version: str) -> bool:
-    """Whether the endpoint serves only the version; True without an endpoint."""
+def _find_traffic(draft: Draft, watch: Watch) -> Literal["None", "Part", "All"]:
+    """The share of the watched version in the traffic that the number is about. None also during the canary of another version."""
     if draft.serving is None:
-        return True
-    status = canary.serving_status(draft)
-    return status.version == version and not status.step and draft.holds(ConditionType.SERVED)
+        # Without an endpoint, the version gets its traffic after the move, in which the watch began.
+        return "All" if watch.start_time else "None"
+    status, observed = canary.serving_status(draft), draft.observed.endpoint
+    if status.version != watch.version:
+        return "None"
+    if observed is not None and observed.problem is None:
+        versions = {route.version for route in routes_of(observed.served) if route.percent}
+        if watch.version not in versions:
+            return "None"
+        if len(versions) > 1:
+            return "Part"
+    return "Part" if status.step else "All"
+
+
+def _update_start(draft: Draft, watch: Watch, traffic: Literal["None", "Part", "All"]) -> Watch:
+    """Start the time of the watch once the version has all traffic, and end it when it no longer has."""
+    if draft.serving is not None and traffic != "All":
+        return watch.model_copy(update={"start_time": None})
+    is_served = draft.serving is None or draft.holds(ConditionType.SERVED)
+    return watch.model_copy(update={"start_time": draft.now}) if not watch.start_time and is_served else watch
 
 
 def _find_end(spec: OnRegression, watch: Watch) -> datetime | None:
-    """When the watch ends; None while the endpoint does not serve the version yet."""
+    """When the watch ends; None while the endpoint does not serve the version alone."""
     return watch.start_time + timedelta(seconds=spec.watch_seconds) if watch.start_time else None
 
 
 def _report_watching(draft: Draft, spec: OnRegression, watch: Watch) -> None:
     end = _find_end(spec, watch)
-    until = format_time(end) if end else f"{spec.watch_seconds} s after the endpoint serves the version"
+    until = format_time(end) if end else f"{spec.watch_seconds} s after the endpoint serves it alone"
     draft.remember(watch=watch)
     draft.set(
         ConditionType.REGRESSED,
@@ -154,6 +184,18 @@ def _is_over(draft: Draft, spec: OnRegression, watch: Watch) -> bool:
     return end is not None and draft.now >= end
 
 
+def _handle_inherited(draft: Draft, spec: OnRegression, watch: Watch) -> None:
+    """Report a number that was out of bounds before the version had traffic, for which the version is not the cause."""
+    is_over = _is_over(draft, spec, watch)
+    consequence = "the watch is over" if is_over else "a breach counts once the number has been good"
+    message = (
+        f"{_name(spec)} has not been {describe_bounds(spec.min, spec.max)} since before version {watch.version} had traffic, so alias "
+        f"{draft.spec.alias} stays; {consequence}"
+    )
+    draft.remember(watch=None if is_over else _without_breach(watch))
+    draft.set(ConditionType.REGRESSED, None, ConditionReason.BREACHED, message)
+
+
 def _handle_breach(draft: Draft, spec: OnRegression, watch: Watch, value: float) -> None:
     """Record since when the number is out of bounds. If that is long enough, withhold the version; the policy `withdraw` then moves the alias.
 
@@ -163,14 +205,15 @@ def _handle_breach(draft: Draft, spec: OnRegression, watch: Watch, value: float)
     # A breach of another query or of other bounds starts the time again.
     begun = watch.breach_time if watch.terms == terms else None
     since = begun or draft.now
-    draft.remember(watch=watch.model_copy(update={"breach_time": since, "terms": terms}))
-    due = since + timedelta(seconds=spec.for_seconds)
+    watch = _count_seconds(draft, spec, watch, terms)
+    draft.remember(watch=watch)
+    remaining = spec.for_seconds - (watch.breach_seconds or 0)
     breach = f"{_name(spec)} is {format_number(value)}, which is not {describe_bounds(spec.min, spec.max)}"
     # NB: the previous version is read only once the status has a breach.
-    if draft.now >= due and before is not None and before.breach_time is not None:
+    if remaining <= 0 and before is not None and before.breach_time is not None:
         _withhold(draft, spec, watch.version, breach)
         return
-    draft.requeue_after(max((due - draft.now).total_seconds(), 0))
+    draft.requeue_after(max(remaining, 0))
     condition = draft.condition(ConditionType.REGRESSED)
     if begun is not None and condition and condition.reason == ConditionReason.BREACHED:
         # The number may differ in each pass, and the status is not written for that.
@@ -180,6 +223,20 @@ def _handle_breach(draft: Draft, spec: OnRegression, watch: Watch, value: float)
         f"{draft.spec.alias} moves back"
     )
     draft.set(ConditionType.REGRESSED, None, ConditionReason.BREACHED, message)
+
+
+def _count_seconds(draft: Draft, spec: OnRegression, watch: Watch, terms: str) -> Watch:
+    """Add the time since the last reading to the breach, or begin the breach."""
+    if watch.breach_time is None or watch.reading_time is None or watch.terms != terms:
+        begun = {"breach_time": draft.now, "breach_seconds": 0.0, "reading_time": draft.now, "terms": terms}
+        return watch.model_copy(update=begun)
+    poll_seconds = draft.settings.poll_seconds
+    elapsed = (draft.now - watch.reading_time).total_seconds()
+    counted = (watch.breach_seconds or 0) + min(max(elapsed, 0), _MAX_POLLS_PER_READING * poll_seconds)
+    # NB: the write of the status causes another pass, which must not write again.
+    if 0 <= elapsed < poll_seconds / 2 and counted < spec.for_seconds:
+        return watch
+    return watch.model_copy(update={"breach_seconds": counted, "reading_time": draft.now})
 
 
 def _withhold(draft: Draft, spec: OnRegression, version: str, breach: str) -> None:
@@ -197,7 +254,9 @@ def _withhold(draft: Draft, spec: OnRegression, version: str, breach: str) -> No
 
 
 def _without_breach(watch: Watch) -> Watch:
-    return watch.model_copy(update={"breach_time": None, "terms": None})
+    return watch.model_copy(
+        update={"breach_time": None, "breach_seconds": None, "reading_time": None, "terms": None}
+    )
 
 
 def _digest_terms(spec: OnRegression) -> str:

@@ -9,9 +9,7 @@ import pytest
 
 from finetune_crds.conditions import ConditionReason
 from finetune_operator.errors import Problem
-from fixtures.fake_databricks import Workspace
 from fixtures.operator_in_memory.promotions import PREVIOUS, KilledError, World, back_to
-from fixtures.operator_in_memory.serving import STEPS, Databricks
 from unit.operator.modelpromotion.champion import GATES, world
 
 QUERY = {"url": "http://prometheus:9090", "query": "sum(rate(errors[1m]))", "name": "error-rate"}
@@ -256,7 +254,7 @@ async def test_no_candidate_is_promoted_over_a_version_that_is_out_of_bounds() -
     simulation.numbers.value = 0.25
     await wait(simulation, 5)
     simulation.registry.aliases["staging"] = "3"
-    await simulation.settle(rounds=2)
+    await wait(simulation, 10)
     assert simulation.phase_and_reason() == "Pending: Breached"
     assert simulation.says("Promoted") == (
         "Breached",
@@ -377,23 +375,56 @@ async def test_while_nothing_can_move_a_breach_does_not_last(is_suspended: bool)
     assert simulation.registry.aliases["champion"] == "1"
 
 
-async def test_a_canary_ends_when_its_base_is_out_of_bounds(databricks: Workspace) -> None:
-    simulation = Databricks(databricks, canary={"steps": STEPS}, alias_moves=None)
-    await simulation.stage(1)
-    simulation.edit(onRegression=WATCH)
-    await simulation.stage(2)
-    for _ in range(2):
-        await simulation.later(11)
-    await simulation.stage(3)
-    assert simulation.now == ("Promoting", {"staging": 3, "champion": 2}, {"3": 10, "2": 90})
+async def test_a_git_revert_to_a_newer_version_waits_for_the_number_of_the_version_with_the_alias() -> None:
+    simulation = world(onRegression=WATCH, gates=None, source=back_to("1"))
+    for version in ("1", "2", "3", "1", "2"):
+        simulation.edit(source=back_to(version))
+        await simulation.settle()
     simulation.numbers.value = 0.25
-    await wait(simulation, 20)
-    assert simulation.now == ("Pending", {"staging": 3, "champion": 2}, {"2": 100})
-    await wait(simulation, 60)
+    await wait(simulation, 10)
+    simulation.edit(source=back_to("3"))
+    await wait(simulation, 10)
+    assert (simulation.phase_and_reason(), simulation.registry.aliases["champion"]) == (
+        "Pending: Breached",
+        "2",
+    )
     simulation.numbers.value = 0.0
     await simulation.settle()
-    # Version 3 starts again, beside the version that has the alias now.
-    assert simulation.now == ("Promoting", {"staging": 3, "champion": 1}, {"3": 10, "1": 90})
+    assert simulation.moves()[-1] == ("Reverted", "2", "3")
+
+
+async def test_a_clock_that_is_set_back_does_not_delay_the_move() -> None:
+    simulation = await promote()
+    simulation.numbers.value = 0.25
+    await wait(simulation, 10)
+    simulation.seconds -= 3600
+    await wait(simulation, 40)
+    assert simulation.moves()[-1] == ("Regressed", "2", "1")
+
+
+async def test_a_clock_that_jumps_forward_does_not_decide() -> None:
+    simulation = await promote()
+    simulation.numbers.value = 0.25
+    await wait(simulation, 5)
+    simulation.seconds += 3600
+    await wait(simulation, 10)
+    assert (simulation.registry.aliases["champion"], (simulation.says("Regressed") or ("",))[0]) == (
+        "2",
+        "Breached",
+    )
+    await wait(simulation, 20)
+    assert simulation.moves()[-1] == ("Regressed", "2", "1")
+
+
+async def test_passes_in_quick_succession_do_not_write_the_status_again() -> None:
+    simulation = await promote()
+    simulation.numbers.value = 0.25
+    await wait(simulation, 10)
+    writes = simulation.writes.count
+    for _ in range(2):
+        simulation.seconds += 1
+        await simulation.operator.look("champion")
+    assert simulation.writes.count == writes
 
 
 async def test_without_the_field_the_condition_goes() -> None:
@@ -442,33 +473,3 @@ async def test_the_token_of_the_secret_is_sent() -> None:
     await simulation.settle()
     assert {token for _, token, _ in simulation.numbers.queries} == {"t0ken"}
     assert (simulation.says("Regressed") or ("", ""))[0] == "Watching"
-
-
-async def test_the_endpoint_moves_back_with_the_alias_at_once(databricks: Workspace) -> None:
-    simulation = Databricks(databricks, canary={"steps": STEPS})
-    simulation.edit(onRegression=WATCH)
-    await simulation.stage(1)
-    await simulation.stage(2)
-    aliases = {"staging": 2, "champion": 2}
-    assert simulation.now == ("Promoting", aliases, {"2": 10, "1": 90})
-    # The time of the watch starts when the endpoint serves the version alone.
-    for _ in range(2):
-        await simulation.later(11)
-    assert simulation.now == ("Promoted", aliases, {"2": 100})
-    assert (simulation.says("Regressed") or ("", ""))[0] == "Watching"
-    simulation.numbers.value = 0.25
-    await wait(simulation, 60)
-    await simulation.settle()
-    assert simulation.now == ("Refused", {"staging": 2, "champion": 1}, {"1": 100})
-    assert simulation.moves()[-1] == ("Regressed", "2", "1")
-
-
-async def test_a_breach_during_a_canary_after_the_move_counts(databricks: Workspace) -> None:
-    simulation = Databricks(databricks, canary={"steps": STEPS})
-    simulation.edit(onRegression=WATCH)
-    await simulation.stage(1)
-    await simulation.stage(2)
-    simulation.numbers.value = 0.25
-    await wait(simulation, 60)
-    await simulation.settle()
-    assert simulation.now == ("Refused", {"staging": 2, "champion": 1}, {"1": 100})
