@@ -14,7 +14,7 @@ import pytest
 from finetune_crds.base import API_VERSION
 from fixtures.operator_processes.jobs import PREPARED, TRAINED, error, job, splits_given
 from fixtures.operator_processes.servers import Plane
-from fixtures.operator_processes.world import World
+from fixtures.operator_processes.world import OwnWorld, World
 from integration.schema.jobs import prepared
 from support.api import Api
 from support.mlflow_server import Mlflow
@@ -377,7 +377,7 @@ def test_a_missing_tracking_secret_is_named(world: World) -> None:
     assert world.condition("tune", "Ready")["reason"] == "CredentialsMissing"
 
 
-def test_a_job_that_is_nested_deeply_stops_no_other(own_world: World, plane: Plane) -> None:
+def test_a_job_that_is_nested_deeply_stops_no_other(own_world: OwnWorld, plane: Plane) -> None:
     deep_json = '{"a": ' * 3_000 + "1" + "}" * 3_000
     body = splits_given("deep", pods={"train": {"template": {"spec": {"affinity": "DEEP"}}}})
     body["metadata"]["namespace"] = own_world.namespace

@@ -617,10 +617,10 @@ async def test_children_are_swept_by_their_uid(swept: list[str], *, network_poli
     assert world.kube.asked == []
 
 
-TAKEN = "NetworkPolicy tune exists and has another owner: delete this object, or create a FineTuneJob with another name"
+NAME_OF_POLICY_TAKEN = "NetworkPolicy tune exists and has another owner: delete this object, or create a FineTuneJob with another name"
 # Why the NetworkPolicy of a running job cannot be created (None: another object has its name), and what the Event says.
 UNRESTORED: dict[str, tuple[KubeError | None, str, str]] = {
-    "its name is taken": (None, "NameTaken", TAKEN),
+    "its name is taken": (None, "NameTaken", NAME_OF_POLICY_TAKEN),
     "a policy of the cluster refuses it": (KubeError(403, "denied"), "PodRejected", "denied"),
 }
 
