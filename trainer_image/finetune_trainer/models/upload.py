@@ -19,7 +19,7 @@ from finetune_crds import contract
 from finetune_crds.contract import RunReport, TerminationMessage
 from finetune_crds.recipe import JobRecipe, RecipeError
 from finetune_trainer.models.output_folder import ModelFolder
-from finetune_trainer.pod import exit_status
+from finetune_trainer.pod import exit_status, library_variables
 from finetune_trainer.pod.attempt import read_attempt
 from finetune_trainer.pod.exit_status import RecipeRefusedError, TrainingError
 
@@ -137,6 +137,7 @@ def _write(folder: Path, name: str, text: str = "") -> None:
 
 def main() -> None:
     """Upload if this pod is the first one, and wait for the end of the pod."""
+    library_variables.set_defaults()
     # NB: the kubelet sends SIGTERM when the command's container has ended. Another exit code would look like a failed start of the pod.
     signal.signal(signal.SIGTERM, lambda *_: os._exit(contract.EXIT_OK))
     folder = Path(os.environ.get(ENV_FOLDER, contract.UPLOAD_PATH))

@@ -44,3 +44,21 @@ def test_no_other_module_changes_the_environment() -> None:
         if any(map(changes_environment, ast.walk(ast.parse(file.read_text(encoding="utf-8")))))
     }
     assert changing == {*ALLOWED}
+
+
+# Processes that inherit the variables from the process that starts them, or that use none of the libraries.
+WITHOUT_DEFAULTS = {
+    "pod/checkout.py",
+    "prep/spark/executor.py",
+    "prep/spark/spark_application.py",
+    "sinks/__main__.py",
+    "train/__main__.py",
+}
+
+
+def test_every_other_process_sets_the_defaults_at_its_start() -> None:
+    folder = Path(finetune_trainer.__file__).parent
+    texts = {str(file.relative_to(folder)): file.read_text(encoding="utf-8") for file in folder.rglob("*.py")}
+    programs = {name for name, text in texts.items() if '__name__ == "__main__"' in text}
+    setting = {name for name in programs if "library_variables.set_defaults(" in texts[name]}
+    assert programs - setting == WITHOUT_DEFAULTS
