@@ -34,6 +34,7 @@ def test_a_run_adds_no_variable_while_threads_run(pod: Pod, mlflow: Mlflow, tmp_
         {
             "training.maxSteps": 2,
             "training.evalEverySteps": 1,
+            "training.compile": True,
             "checkpoint": {"uri": str(tmp_path / "checkpoints"), "everySteps": 1},
             "register": {"model": "tiny", "upload": "Direct"},
             "tracking.sinks": [{"type": "TensorBoard", "uri": str(tmp_path / "tensorboard")}],

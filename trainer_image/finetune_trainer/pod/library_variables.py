@@ -8,6 +8,7 @@ nothing.
 from __future__ import annotations
 
 import os
+import tempfile
 
 HTTP_TIMEOUT = "MLFLOW_HTTP_REQUEST_TIMEOUT"
 """The variable with the seconds after which a request of MLflow's client fails."""
@@ -24,6 +25,20 @@ _DEFAULTS = {
     # Otherwise gcsfs asks another API, by gRPC, for the kind of each bucket.
     "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",
 }
+
+
+def set_compiler_defaults(local_rank: int) -> None:
+    """Add the variables that torch's compiler would add when it compiles the first layer, beside other threads."""
+    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or f"{tempfile.gettempdir()}/torchinductor"
+    variables = {
+        "TORCHINDUCTOR_CACHE_DIR": folder,
+        # As in torch: a folder for each device.
+        "TRITON_CACHE_DIR": f"{folder}/triton/{local_rank}",
+        # The compiler replaces the value by an address of this process.
+        "_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR": "0",
+    }
+    for name, value in variables.items():
+        os.environ.setdefault(name, value)
 
 
 def set_defaults(**variables: str) -> None:

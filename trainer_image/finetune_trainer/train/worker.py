@@ -70,6 +70,8 @@ def work() -> TerminationMessage | None:
     started = time.monotonic()
     recipe = load_recipe()
     upload.configure_client(recipe.register_.upload if recipe.register_ else None)
+    if recipe.training.compile:
+        library_variables.set_compiler_defaults(int(os.environ["LOCAL_RANK"]))
     with ExitStack() as stack:
         with on_sigterm(lambda: end_in_rendezvous(preemption)):
             # SIGTERM may have arrived before `on_sigterm` could see it.
