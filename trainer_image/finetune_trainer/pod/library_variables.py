@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Mapping
 
 HTTP_TIMEOUT = "MLFLOW_HTTP_REQUEST_TIMEOUT"
 """The variable with the seconds after which a request of MLflow's client fails."""
@@ -30,18 +31,23 @@ _DEFAULTS = {
 def set_compiler_defaults(local_rank: int) -> None:
     """Add the variables that torch's compiler would add when it compiles the first layer, beside other threads."""
     folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or f"{tempfile.gettempdir()}/torchinductor"
-    variables = {
-        "TORCHINDUCTOR_CACHE_DIR": folder,
-        # As in torch: a folder for each device.
-        "TRITON_CACHE_DIR": f"{folder}/triton/{local_rank}",
-        # The compiler replaces the value by an address of this process.
-        "_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR": "0",
-    }
-    for name, value in variables.items():
-        os.environ.setdefault(name, value)
+    _add(
+        {
+            "TORCHINDUCTOR_CACHE_DIR": folder,
+            # As in torch: a folder for each device.
+            "TRITON_CACHE_DIR": f"{folder}/triton/{local_rank}",
+            # The compiler replaces the value by an address of this process.
+            "_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR": "0",
+        }
+    )
 
 
 def set_defaults(**variables: str) -> None:
     """Add the variables that the environment lacks: `variables`, and those that each process of a pod needs. No thread runs yet."""
-    for name, value in (_DEFAULTS | variables).items():
+    _add(_DEFAULTS | variables)
+
+
+def _add(variables: Mapping[str, str]) -> None:
+    """Add the variables that the environment lacks."""
+    for name, value in variables.items():
         os.environ.setdefault(name, value)
