@@ -12,6 +12,9 @@ GROUP = "finetune.dev"
 VERSION = "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
 
+WEEK_IN_SECONDS = 7 * 24 * 3600
+"""The longest time of gates, canaries, windows and watches."""
+
 VALIDATIONS = "x-kubernetes-validations"
 REPLACED = "x-replaced-fields"
 """Schema key of a model: the fields that an earlier version had. `schema.structural` adds them as fields that the API server

@@ -17,7 +17,7 @@ from finetune_crds.base import (
 )
 from finetune_crds.checkpoint import Checkpoint
 from finetune_crds.data import Data
-from finetune_crds.databricks import LOGIN_RULE
+from finetune_crds.databricks import LOGIN_RULE, Databricks
 from finetune_crds.distributed import Distributed
 from finetune_crds.evaluation import EVALUATION_RULES, Evaluation
 from finetune_crds.objective import OBJECTIVES_OF_COLUMNS, PAIR_OBJECTIVES, Objective
@@ -209,6 +209,11 @@ class FineTuneJobSpec(ApiModel):
     def prepare(self) -> Prepare | None:
         """The preparation; None if the job prepares no data."""
         return self.data.prepare if self.data else None
+
+    @property
+    def databricks(self) -> Databricks | None:
+        """The Databricks run that prepares the data; None without one."""
+        return self.prepare.spark.databricks if self.prepare else None
 
     @property
     def model_cache(self) -> ModelCache | None:

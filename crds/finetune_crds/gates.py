@@ -8,6 +8,7 @@ from pydantic import ConfigDict, Field
 from pydantic.json_schema import SkipJsonSchema
 
 from finetune_crds.base import (
+    WEEK_IN_SECONDS,
     ApiModel,
     Image,
     LongText,
@@ -21,7 +22,6 @@ from finetune_crds.env import GATE_ENV, EnvVar
 
 MAX_JOB_GATES = 8
 DEFAULT_TIMEOUT_SECONDS = 3600
-_WEEK_IN_SECONDS = 7 * 24 * 3600
 _Tolerance = Annotated[float, Field(ge=0, le=1e12)]
 GateName = Annotated[
     str, Field(min_length=1, max_length=63, pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$")
@@ -127,7 +127,7 @@ class JobGate(ApiModel):
     template: Passthrough | None = None
     """Other fields of a PodTemplateSpec, such as resources, envFrom or serviceAccountName; the container `main` is that
     of the Job. The pod gets no API token."""
-    timeout_seconds: Annotated[int, Field(ge=1, le=_WEEK_IN_SECONDS)] | None = None
+    timeout_seconds: Annotated[int, Field(ge=1, le=WEEK_IN_SECONDS)] | None = None
     """Time limit of a pod, from its start on a node. Default: 3600."""
     retries: Annotated[int, Field(ge=0, le=10)] | None = None
     """Pods that run after one that failed. Evicted and preempted pods do not count. Default: 0."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-_UNITS = {
+UNITS = {
     "": 1,
     "k": 10**3,
     "M": 10**6,
@@ -15,6 +15,7 @@ _UNITS = {
     "Gi": 2**30,
     "Ti": 2**40,
 }
+"""The factors of the suffixes of quantities of bytes."""
 
 
 def format_bytes(size: float) -> str:
@@ -30,5 +31,5 @@ def jvm_memory(quantity: str) -> str:
     """
     number = quantity.rstrip("kMGTi")
     unit = quantity[len(number) :]
-    size_bytes = int(float(number) * _UNITS[unit])
+    size_bytes = int(float(number) * UNITS[unit])
     return f"{size_bytes // 1024}k"

@@ -6,12 +6,11 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
-from finetune_crds.base import ApiModel, Name, rules
+from finetune_crds.base import WEEK_IN_SECONDS, ApiModel, Name, rules
 from finetune_crds.env import LocalReference
 from finetune_crds.gates import BOUNDS_RULES
 
-_WEEK_IN_SECONDS = 7 * 24 * 3600
-_Seconds = Annotated[int, Field(ge=0, le=_WEEK_IN_SECONDS)]
+_Seconds = Annotated[int, Field(ge=0, le=WEEK_IN_SECONDS)]
 
 
 class PrometheusQuery(ApiModel):

@@ -9,6 +9,7 @@ from pydantic import ConfigDict, Field
 
 from finetune_crds.base import (
     OPERATOR_DEFAULT,
+    WEEK_IN_SECONDS,
     ApiModel,
     NonNegative,
     Positive,
@@ -63,7 +64,7 @@ class CanaryStep(ApiModel):
 
     percent: _Percent
     """Traffic that goes to the new version, in percent."""
-    duration_seconds: Annotated[int, Field(ge=0, le=604800)]
+    duration_seconds: Annotated[int, Field(ge=0, le=WEEK_IN_SECONDS)]
     """Seconds until the next step."""
 
 

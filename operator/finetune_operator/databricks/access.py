@@ -55,10 +55,9 @@ def resolve_access(secret: Mapping[str, str] | None, settings: Settings) -> Acce
 
 def find_named_login(spec: FineTuneJobSpec, settings: Settings) -> LocalReference | None:
     """Return the Secret that a spec names, always as required: if an optional Secret were missing, the run would use the chart's login."""
-    databricks, tracking = spec.prepare.spark.databricks if spec.prepare else None, spec.tracking
-    secret = databricks.secret_ref if databricks else None
-    if secret is None and settings.on_databricks(tracking):
-        secret = tracking.secret_ref
+    secret = spec.databricks.secret_ref if spec.databricks else None
+    if secret is None and settings.on_databricks(spec.tracking):
+        secret = spec.tracking.secret_ref
     return secret.model_copy(update={"optional": False}) if secret else None
 
 

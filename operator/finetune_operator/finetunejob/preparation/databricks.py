@@ -191,7 +191,7 @@ class DatabricksBackend(Backend):
 
 def _find_unreadable_secrets(spec: FineTuneJobSpec, settings: Settings) -> Iterator[str]:
     """Yield a mistake for each workspace secret that a run with the chart's login would read."""
-    databricks, preparation = submissions.find_databricks(spec), spec.prepare
+    databricks, preparation = spec.databricks, spec.prepare
     if databricks is None or preparation is None or find_named_login(spec, settings):
         return
     cluster = databricks.compute.new_cluster
@@ -204,7 +204,7 @@ def _find_unreadable_secrets(spec: FineTuneJobSpec, settings: Settings) -> Itera
 def find_run_to_follow(ftj: FineTuneJob) -> str | None:
     """The id of the run to read; None without a run, or if the run has ended and its result is recorded or not needed."""
     run = ftj.status.databricks_run
-    if run is None or ftj.spec is None or not submissions.find_databricks(ftj.spec):
+    if run is None or ftj.spec is None or not ftj.spec.databricks:
         return None
     has_ended = run.state in ENDED
     is_result_unread = (

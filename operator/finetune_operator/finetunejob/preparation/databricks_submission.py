@@ -5,19 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from finetune_crds import JobRecipe
-from finetune_crds.databricks import Databricks
 from finetune_crds.env import LocalReference
-from finetune_crds.finetunejob import FineTuneJobSpec
 from finetune_operator.databricks.access import find_named_login
 from finetune_operator.databricks.model import Submission
 from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.finetunejob.model import FineTuneJob
 from finetune_operator.settings import Settings
-
-
-def find_databricks(spec: FineTuneJobSpec) -> Databricks | None:
-    """The settings of the run in the spec; None without them."""
-    return spec.prepare.spark.databricks if spec.prepare else None
 
 
 def find_login(ftj: FineTuneJob, settings: Settings) -> LocalReference | None:
@@ -28,7 +21,7 @@ def find_login(ftj: FineTuneJob, settings: Settings) -> LocalReference | None:
 def find_folder(ftj: FineTuneJob) -> str:
     """The folder of the current run in the volume. The uid keeps a job apart from a deleted job of the same name."""
     run = ftj.status.databricks_run
-    databricks = find_databricks(ftj.spec) if ftj.spec else None
+    databricks = ftj.spec.databricks if ftj.spec else None
     volume = databricks.volume if databricks else ""
     return f"{volume}/jobs/{ftj.namespace}-{ftj.name}-{ftj.uid[:8]}/{run.attempt if run else 1}"
 
@@ -39,7 +32,7 @@ def build_submission(draft: Draft) -> Submission:
     Raises:
         ValueError: the job has no preparation on Databricks.
     """
-    databricks, run, ftj = find_databricks(draft.spec), draft.status.databricks_run, draft.ftj
+    databricks, run, ftj = draft.spec.databricks, draft.status.databricks_run, draft.ftj
     if databricks is None or run is None or draft.spec.prepare is None:
         raise ValueError(f"{ftj.key} has no preparation on Databricks")
     recipe, mlflow = _build_recipe(draft), draft.observed.mlflow
