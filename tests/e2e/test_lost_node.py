@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from cluster import backends, images, local, snapshots
-from fixtures.operator_processes.servers import create_crds, list_our_crds
+from cluster import backends, local
+from e2e.own_cluster import NAMESPACE, build_job, own_cluster
 from support.api import Api
 from support.operator_process import operator_process, watching
 from support.process import running
 from support.waiting import wait_for
 
 Json = dict[str, Any]
-CLUSTER, NAMESPACE, NAME = "powercut", "default", "tune"
+CLUSTER, NAME = "powercut", "tune"
 LOST_NODE, OTHER_NODE = f"{CLUSTER}-2", f"{CLUSTER}-1"
 # The first attempt trains until it is stopped, the next one ends soon.
 SCRIPT = """
@@ -32,33 +32,8 @@ time.sleep(600 if os.environ["FINETUNE_ATTEMPT"] == "1" else 1)
 @pytest.fixture
 def api() -> Iterator[Api]:
     """A cluster of two nodes with our CRDs."""
-    snapshots.ensure({*snapshots.references(), images.base_reference(), images.pause()})
-    try:
-        server = Api(local.up(CLUSTER))
-        create_crds(server, list_our_crds())
+    with own_cluster(CLUSTER) as server:
         yield server
-    finally:
-        local.down(CLUSTER)
-
-
-def build_job() -> Json:
-    """A job of two pods, which the scheduler spreads over both nodes as long as both are there."""
-    return {
-        "apiVersion": "finetune.dev/v1alpha1",
-        "kind": "FineTuneJob",
-        "metadata": {"name": NAME, "namespace": NAMESPACE},
-        "spec": {
-            "trainer": {"command": ["python3", "-c", SCRIPT]},
-            "distributed": {"nodes": 2, "nodeLostSeconds": 1},
-            "runPolicy": {"maxRestarts": 0},
-            "pods": {
-                "train": {
-                    "image": images.base_reference(),
-                    "template": {"spec": {"securityContext": {"runAsUser": 65532}}},
-                }
-            },
-        },
-    }
 
 
 def find_pods(api: Api) -> dict[str, tuple[str, str]]:
@@ -91,7 +66,15 @@ def test_a_run_goes_on_elsewhere_when_its_node_loses_power(api: Api, tmp_path: P
 
     log = tmp_path / "operator.log"
     with running(operator_process(api.kubeconfig, log, settings)):
-        api.create(build_job())
+        # The scheduler spreads the pods over both nodes as long as both are there.
+        api.create(
+            build_job(
+                NAME,
+                ["python3", "-c", SCRIPT],
+                distributed={"nodes": 2, "nodeLostSeconds": 1},
+                runPolicy={"maxRestarts": 0},
+            )
+        )
         wait_for_phase("Training")
         assert sorted(node for node, _ in find_pods(api).values()) == [OTHER_NODE, LOST_NODE]
         local.ask(CLUSTER, "crash", LOST_NODE)

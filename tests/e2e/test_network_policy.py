@@ -13,16 +13,16 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from cluster import backends, binaries, images, local, network, plan, snapshots
+from cluster import backends, binaries, images, network, plan
 from cluster.paths import State
-from fixtures.operator_processes.servers import create_crds, list_our_crds
+from e2e.own_cluster import NAMESPACE, build_job, own_cluster
 from support.api import Api
 from support.operator_process import operator_process, watching
 from support.process import running
 from support.waiting import wait_for
 
 Json = dict[str, Any]
-CLUSTER, NAMESPACE, OTHER_NAMESPACE, NAME = "policies", "default", "other", "tune"
+CLUSTER, OTHER_NAMESPACE, NAME = "policies", "other", "tune"
 PORT = 29500
 _UID_LABEL = "finetune.dev/job-uid"
 # The exit code tells whether a connection was accepted: packets that a policy forbids are dropped.
@@ -39,32 +39,8 @@ class Pod(NamedTuple):
 @pytest.fixture
 def api() -> Iterator[Api]:
     """A cluster of two nodes with our CRDs."""
-    snapshots.ensure({*snapshots.references(), images.base_reference(), images.pause()})
-    try:
-        server = Api(local.up(CLUSTER))
-        create_crds(server, list_our_crds())
+    with own_cluster(CLUSTER) as server:
         yield server
-    finally:
-        local.down(CLUSTER)
-
-
-def build_job() -> Json:
-    """A job of two pods that listen at the port of the rendezvous."""
-    return {
-        "apiVersion": "finetune.dev/v1alpha1",
-        "kind": "FineTuneJob",
-        "metadata": {"name": NAME, "namespace": NAMESPACE},
-        "spec": {
-            "trainer": {"command": ["python3", "-m", "http.server", str(PORT)]},
-            "distributed": {"nodes": 2},
-            "pods": {
-                "train": {
-                    "image": images.base_reference(),
-                    "template": {"spec": {"securityContext": {"runAsUser": 65532}}},
-                }
-            },
-        },
-    }
 
 
 def create_pod(api: Api, pod: Pod, labels: Json) -> Pod:
@@ -111,7 +87,9 @@ def count_starts() -> int:
 def test_only_pods_of_a_job_connect_to_its_pods(api: Api, tmp_path: Path) -> None:
     settings = watching(NAMESPACE, "", resync_seconds=1)
     with running(operator_process(api.kubeconfig, tmp_path / "operator.log", settings)):
-        uid = api.create(build_job())["metadata"]["uid"]
+        # The pods listen at the port of the rendezvous.
+        job = build_job(NAME, ["python3", "-m", "http.server", str(PORT)])
+        uid = api.create(job)["metadata"]["uid"]
         # Anybody may write the label, but the policy is about pods of the namespace alone.
         api.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": OTHER_NAMESPACE}})
         stranger = create_pod(api, Pod(NAMESPACE, "stranger"), {"finetune.dev/job": NAME})
