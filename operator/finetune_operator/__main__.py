@@ -9,7 +9,7 @@ import socket
 import sys
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -54,13 +54,14 @@ from finetune_operator.finetuneschedule.reconcile import FineTuneScheduleReconci
 from finetune_operator.gauges import Gauges
 from finetune_operator.installation_files import InstallationFileError
 from finetune_operator.kube import Kube, NoClusterError
+from finetune_operator.log_setup import configure_logging
 from finetune_operator.modelpromotion import enqueue as promotion_events
 from finetune_operator.modelpromotion.apply import ModelPromotionApplier
 from finetune_operator.modelpromotion.notices import list_notices
 from finetune_operator.modelpromotion.observe import ModelPromotionObserver, read_promotion
 from finetune_operator.modelpromotion.reconcile import ModelPromotionReconciler
-from finetune_operator.notifications.model import Webhook, load_webhooks
-from finetune_operator.notifications.sender import AUDIT_LOGGER, REPEAT_SECONDS, Sender
+from finetune_operator.notifications.model import Notice, Webhook, load_webhooks
+from finetune_operator.notifications.sender import REPEAT_SECONDS, Sender
 from finetune_operator.owners import find_owner
 from finetune_operator.registry.alias_owners import AliasOwners
 from finetune_operator.registry.writer import AliasWriter
@@ -70,8 +71,6 @@ from finetune_operator.tenancy.permissions import Permissions
 
 log = logging.getLogger("finetune_operator")
 
-# NB: kopf's own text format cuts the names of loggers at 20 characters.
-_TEXT_LOG_FORMAT = "[%(asctime)s] %(name)s [%(levelname)s] %(message)s"
 _THREADS_PER_WORKER = 3
 # At the end of the process: how long the passes in progress may still take, before this replica releases its Lease.
 _STOP_SECONDS = 2.0
@@ -184,8 +183,9 @@ class Operator:
             gpu_budget=GpuBudget(store, settings, permissions),
         )
         deleted_jobs: asyncio.Queue[Json] = asyncio.Queue()
-        promotions = _create_promotion_reconciler(kube, store, queues, permissions, writer)
-        promotions.applier.announce = sender.announce
+        promotions = _create_promotion_reconciler(
+            kube, store, queues, permissions, writer, announce=sender.announce
+        )
         return cls(
             settings=settings,
             store=store,
@@ -350,7 +350,13 @@ def _create_election(kube: Kube, settings: Settings, process: str) -> Election:
 
 
 def _create_promotion_reconciler(
-    kube: Kube, store: Store, queues: Queues, permissions: Permissions, writer: AliasWriter
+    kube: Kube,
+    store: Store,
+    queues: Queues,
+    permissions: Permissions,
+    writer: AliasWriter,
+    *,
+    announce: Callable[[Notice], None],
 ) -> ModelPromotionReconciler:
     settings = permissions.settings
 
@@ -360,7 +366,7 @@ def _create_promotion_reconciler(
 
     owners = AliasOwners(kube, settings.namespace, seconds_since_boot)
     observer = ModelPromotionObserver(kube, store, settings, clock=time.monotonic, owners=owners)
-    applier = ModelPromotionApplier(kube, store, observer, writer, moved)
+    applier = ModelPromotionApplier(kube, store, observer, writer, moved, announce)
     return ModelPromotionReconciler(
         store, queues.promotions, observer, applier, settings, permissions=permissions
     )
@@ -372,38 +378,6 @@ def _measure(queues: Queues) -> None:
         metrics.queue_depth.labels(kind).set_function(lambda queue=queue: len(queue))  # type: ignore[misc]
         metrics.queue_oldest_seconds.labels(kind).set_function(queue.oldest_age_seconds)
     metrics.is_leader.set_function(lambda: float(PROCESS_FENCE.is_open))
-
-
-class _RepeatedRequests(logging.Filter):
-    """Lowers the level at which kopf logs failed requests that it repeats: only the last failed attempt is an error.
-
-    A failure with status 429, which is usual for a moment after a CRD was installed, becomes INFO. Any other failure that kopf repeats
-    becomes WARNING.
-    """
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        message = record.getMessage()
-        if record.levelno == logging.ERROR and "failed; will retry: " in message:
-            record.levelno = logging.INFO if "APITooManyRequestsError" in message else logging.WARNING
-            record.levelname = logging.getLevelName(record.levelno)
-        # The logger has checked only the original level.
-        return record.name == AUDIT_LOGGER or record.levelno >= logging.getLogger().level
-
-
-def configure_logging(settings: Settings) -> None:
-    """Set the format and the levels of all loggers."""
-    kopf.configure(
-        verbose=settings.log_level == "DEBUG",
-        # kopf also accepts a format string, although its annotation does not say so.
-        log_format=kopf.LogFormat.JSON if settings.log_format == "json" else _TEXT_LOG_FORMAT,  # type: ignore[arg-type]
-    )
-    logging.getLogger().setLevel(settings.log_level)
-    for handler in logging.getLogger().handlers:
-        handler.addFilter(_RepeatedRequests())
-    for chatty in ("kopf.objects", "aiohttp.access", "urllib3"):
-        logging.getLogger(chatty).setLevel(logging.WARNING)
-    # Lines about moves are written at each level.
-    logging.getLogger(AUDIT_LOGGER).setLevel(logging.INFO)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,9 @@ LEVELS_ABOVE_EVENT = 1
 _TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[][{}]', re.DOTALL)
 
 
+_CONTAINERS = (dict, list)
+
+
 def parse(text: str | bytes, *, levels_above: int = 0) -> Any:
     """The value of a JSON text; what is nested too deeply is replaced by REPLACEMENT.
 
@@ -60,17 +63,18 @@ def _cut_text(text: str, max_levels: int) -> str:
 
 def _cut_value(value: Any, max_levels: int) -> None:
     """Replace what is nested too deeply in a parsed value, level by level."""
-    containers = [value] if isinstance(value, dict | list) else []
+    containers = [value] if isinstance(value, _CONTAINERS) else []
     for _ in range(max_levels - 1):
         containers = [child for parent in containers for child in _list_children(parent)]
         if not containers:
             return
     for container in containers:
         for key, child in [*(container.items() if isinstance(container, dict) else enumerate(container))]:
-            if isinstance(child, dict | list):
+            if isinstance(child, _CONTAINERS):
                 container[key] = REPLACEMENT
 
 
 def _list_children(container: Any) -> list[Any]:
     children = container.values() if isinstance(container, dict) else container
-    return [child for child in children if isinstance(child, dict | list)]
+    # NB: this runs for each value of each response, and `dict | list` would build a type each time.
+    return [child for child in children if isinstance(child, _CONTAINERS)]

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from finetune_operator.tenancy.model import SYSTEM_NAMESPACES, Tenancy, matches
+from finetune_operator.patterns import matches
+from finetune_operator.tenancy.model import SYSTEM_NAMESPACES, Tenancy
 from fixtures.operator_processes.operators import new_namespace
 from fixtures.operator_processes.servers import Plane
 from integration.chart import allowed_by, notes_of, parts

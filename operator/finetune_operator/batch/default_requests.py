@@ -32,9 +32,9 @@ def add_default_requests(pod: Json, name: str) -> Json:
     missing = {
         resource: amount
         for resource, amount in REQUESTS.items()
-        if not any(resource in named for named in amounts if isinstance(named, dict))
+        if not any(resource in by_resource for by_resource in amounts if isinstance(by_resource, dict))
     }
-    if not missing or not all(isinstance(named, dict) for named in amounts):
+    if not missing or not all(isinstance(by_resource, dict) for by_resource in amounts):
         return pod
     addition = {"name": name, "resources": {"requests": missing}}
     return dict(merge(pod, {"spec": {"containers": [addition]}}))

@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping
 
 from finetune_crds.env import LocalReference
 
-_REFERENCE = re.compile(r"\{\{\s*secrets/")
+# The text of the scope ends at the next slash, or with the reference.
+_REFERENCE = re.compile(r"\{\{\s*secrets/([^/}]*)")
 
 
 def is_own_login(reference: LocalReference | None) -> bool:
@@ -21,6 +22,11 @@ def is_own_login(reference: LocalReference | None) -> bool:
 def is_reference(value: str) -> bool:
     """Whether a value contains a reference to a secret of a workspace."""
     return _REFERENCE.search(value) is not None
+
+
+def find_scopes(value: str) -> set[str]:
+    """Return the scopes of the references in a value."""
+    return {scope.strip() for scope in _REFERENCE.findall(value)}
 
 
 def find_unreadable(variables: Mapping[str, str], field: str, login: str) -> Iterator[str]:

@@ -16,11 +16,12 @@ from finetune_operator.controller.leases import LeaseBusy
 from finetune_operator.controller.reconciler import BUSY_SECONDS, Reconciler, utc_now
 from finetune_operator.errors import ExternalError
 from finetune_operator.finetunejob import deferral, quiet
-from finetune_operator.finetunejob.apply import Applied, FineTuneJobApplier, NameTaken
+from finetune_operator.finetunejob.apply import FineTuneJobApplier, NameTaken
 from finetune_operator.finetunejob.decide import decide, decide_deletion
 from finetune_operator.finetunejob.decide.action_results import record_results
 from finetune_operator.finetunejob.decide.ready import summarize_status
 from finetune_operator.finetunejob.decision import CancelRun, Decision
+from finetune_operator.finetunejob.external_actions import Applied
 from finetune_operator.finetunejob.model import FINISHED_PHASES, FineTuneJob, Observed
 from finetune_operator.finetunejob.observe.gpu_budget import GpuBudget
 from finetune_operator.finetunejob.observe.observer import FineTuneJobObserver, read_finetunejob

@@ -67,7 +67,7 @@ class ModelPromotionApplier:
     observer: ModelPromotionObserver
     writer: AliasWriter
     moved: Callable[[str], None]
-    announce: Callable[[Notice], None] = lambda _notice: None
+    announce: Callable[[Notice], None]
     gate_jobs: GateJobApplier = field(init=False)
 
     def __post_init__(self) -> None:

@@ -22,6 +22,7 @@ from finetune_operator.databricks.access import find_workspace
 from finetune_operator.errors import ExternalError
 from finetune_operator.kube import Kube
 from finetune_operator.modelpromotion.model import Promotion
+from finetune_operator.policy.status import read_condition
 from finetune_operator.registry.choose import find_metastore, resolve_registry
 from finetune_operator.serving.choose import choose_backend
 from finetune_operator.serving.model import ServingBackend
@@ -192,7 +193,7 @@ class ConflictFinder:
             meta = body["metadata"]
             if meta["uid"] == promotion.uid or _is_ending(meta) or not matches(body.get("spec") or {}):
                 continue
-            if condition_state(body, ConditionType.ACCEPTED) == ("False", ConditionReason.NOT_PERMITTED):
+            if read_condition(body, ConditionType.ACCEPTED) == ("False", ConditionReason.NOT_PERMITTED):
                 # NB: otherwise anybody could occupy the alias of another tenant by being the oldest.
                 continue
             rivals.append(Rival(datetime.fromisoformat(meta["creationTimestamp"]), "/".join(key), body))
@@ -258,7 +259,7 @@ class ConflictFinder:
         if metastore_id is None:
             return True
         # NB: do not contact a workspace that is unreachable according to its own promotion.
-        registry_ready, _ = condition_state(rival.body, ConditionType.REGISTRY_READY)
+        registry_ready, _ = read_condition(rival.body, ConditionType.REGISTRY_READY)
         try:
             rival_metastore_id = await asyncio.to_thread(
                 self.metastore, self.settings, logins.rival.secret, fetch=registry_ready != "False"
@@ -268,16 +269,8 @@ class ConflictFinder:
         return rival_metastore_id is None or rival_metastore_id == metastore_id
 
 
-def condition_state(body: Json, kind: ConditionType) -> tuple[str | None, str | None]:
-    """Status and reason of a promotion's condition; both are None if it has no such condition."""
-    for item in (body.get("status") or {}).get("conditions") or ():
-        if item.get("type") == kind:
-            return item.get("status"), item.get("reason")
-    return None, None
-
-
 def _is_blocked(rival: Rival) -> bool:
-    status, reason = condition_state(rival.body, ConditionType.REGISTRY_READY)
+    status, reason = read_condition(rival.body, ConditionType.REGISTRY_READY)
     return status == "False" and reason in _BLOCKING_REASONS
 
 

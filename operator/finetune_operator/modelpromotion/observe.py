@@ -14,7 +14,7 @@ from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason
 from finetune_crds.modelpromotion import ModelPromotionSpec, PromotionTracking
 from finetune_crds.promotion_status import ModelPromotionStatus
-from finetune_operator import names, prometheus, secrets
+from finetune_operator import names, secrets
 from finetune_operator.controller.reading import read_spec, read_status
 from finetune_operator.controller.reconciler import utc_now
 from finetune_operator.controller.store import Store
@@ -23,7 +23,8 @@ from finetune_operator.kube import Kube
 from finetune_operator.mlflow.runs import Server
 from finetune_operator.modelpromotion.conflicts import ConflictFinder
 from finetune_operator.modelpromotion.gate_job_reader import GateJobReader
-from finetune_operator.modelpromotion.model import Observed, Promotion, Reading, SourceJob
+from finetune_operator.modelpromotion.model import Observed, Promotion, SourceJob
+from finetune_operator.modelpromotion.number_reader import NumberReader, OpenPrometheus
 from finetune_operator.modelpromotion.version_records import import_history
 from finetune_operator.modelpromotion.versions import main_version, named_version, target_version
 from finetune_operator.prometheus import Prometheus
@@ -125,8 +126,7 @@ class ModelPromotionObserver:
     open: Open = open_registry
     open_runs: OpenRuns = open_tracked
     now: Callable[[], datetime] = utc_now
-    open_prometheus: Callable[[str, str], Prometheus] = Prometheus
-    """Returns the server at an address, with a token."""
+    open_prometheus: OpenPrometheus = Prometheus
     owners: AliasOwners | None = None
     """Finds which installation moves an alias; None if there is only this one."""
     _models: dict[_ModelKey, _CachedModel] = field(default_factory=dict)
@@ -143,6 +143,7 @@ class ModelPromotionObserver:
         self._outages = Outages(self.clock, self.settings.poll_seconds)
         self._conflicts = ConflictFinder(self.kube, self.store, self.settings)
         self._gate_jobs = GateJobReader(self.kube, self.store, self.now)
+        self._number_reader = NumberReader(self.kube, self._outages, self.open_prometheus)
 
     async def observe(self, promotion: Promotion) -> Observed:
         """Read everything that `decide` needs.
@@ -165,7 +166,7 @@ class ModelPromotionObserver:
         except ExternalError as error:
             return Observed(problem=error.problem, job=job, loop=loop, gate_jobs=gate_jobs)
         endpoint = await self._read_endpoint(promotion, spec)
-        reading = await self._read_number(promotion, spec)
+        reading = await self._number_reader.read(promotion, spec)
         return Observed(
             model=model,
             versions=versions,
@@ -307,28 +308,6 @@ class ModelPromotionObserver:
             return await self._outages.ask(_serving_outage_key(promotion, backend), client.read)
         except ExternalError as error:
             return Endpoint(problem=error.problem)
-
-    async def _read_number(self, promotion: Promotion, spec: ModelPromotionSpec) -> Reading | None:
-        """The number of spec.onRegression, or the problem that keeps it from being read; None while no version is watched.
-
-        NB: it is read during a move to a candidate too, so that the watch begins with the number at the time of the move.
-        """
-        watch, move = promotion.status.watch, promotion.status.move
-        is_held = spec.suspend or spec.rollback_to is not None or promotion.deleting
-        is_moving = move is not None and move.reason in ("Promoted", "Reverted")
-        if spec.on_regression is None or is_held or (watch is None and not is_moving):
-            return None
-        query, namespace = spec.on_regression.prometheus, promotion.namespace
-        try:
-            secret = await secrets.read(
-                self.kube, namespace, query.secret_ref, secrets.PROMETHEUS, (prometheus.TOKEN,)
-            )
-            server = self.open_prometheus(query.url, (secret or {}).get(prometheus.TOKEN, ""))
-            # Another login may be throttled on its own.
-            outage_key = ("prometheus", normalize_address(query.url), secrets.build_key(secret))
-            return Reading(await self._outages.ask(outage_key, partial(server.read_number, query.query)))
-        except ExternalError as error:
-            return Reading(problem=error.problem)
 
     def _find_job(self, promotion: Promotion, spec: ModelPromotionSpec) -> SourceJob | None:
         """The FineTuneJob that the source names, from the store."""

@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 
 from finetune_crds.base import ApiModel, Json
 from finetune_operator.installation_files import load
-from finetune_operator.tenancy.model import Pattern
+from finetune_operator.patterns import Pattern
 from finetune_operator.text import format_time
 
 _CLOUD_EVENTS_VERSION = "1.0"

@@ -13,7 +13,7 @@ from http import HTTPStatus
 
 from finetune_operator import bounded, metrics
 from finetune_operator.notifications.model import Notice, Webhook, build_request
-from finetune_operator.tenancy.model import matches
+from finetune_operator.patterns import matches
 
 log = logging.getLogger(__name__)
 AUDIT_LOGGER = "finetune_operator.audit"

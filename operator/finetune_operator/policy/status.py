@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from datetime import datetime
 from typing import Any, Generic, TypeVar
 
+from finetune_crds.base import Json
 from finetune_crds.conditions import Condition, ConditionReason, ConditionType
 from finetune_crds.promotion_status import ModelPromotionStatus
 from finetune_crds.schedule_status import FineTuneScheduleStatus
@@ -19,6 +20,14 @@ _MAX_MESSAGE_CHARS = 32768
 def find_condition(status: Status, kind: ConditionType) -> Condition | None:
     """The condition of a status; None if it is not set."""
     return next((item for item in status.conditions if item.type == kind), None)
+
+
+def read_condition(body: Json, kind: ConditionType) -> tuple[str | None, str | None]:
+    """Return the status and the reason of a condition of a resource in JSON; both are None if it has no such condition."""
+    for item in (body.get("status") or {}).get("conditions") or ():
+        if item.get("type") == kind:
+            return item.get("status"), item.get("reason")
+    return None, None
 
 
 def read_state(state: str) -> bool | None:

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable
-from functools import cache
 from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field
 
 from finetune_crds.base import ApiModel, NonNegative, Positive, Uri
 from finetune_crds.conditions import ConditionReason
+from finetune_operator.patterns import Pattern, matches
 
 SYSTEM_NAMESPACES = frozenset({"kube-system", "kube-public", "kube-node-lease"})
 """Namespaces that no tenant can have. The namespace of the release is another."""
 
-Pattern = Annotated[str, Field(min_length=1, max_length=512)]
-"""A name in which each `*` stands for any characters."""
 _Namespace = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9*]([a-z0-9*-]*[a-z0-9*])?$")]
 
 
@@ -91,17 +87,3 @@ class Tenancy(ApiModel):
     def find_tenants(self, namespace: str) -> list[int]:
         """Return the indexes of the tenants that have a namespace."""
         return [index for index, tenant in enumerate(self.tenants) if matches(namespace, tenant.namespaces)]
-
-
-def matches(name: str, patterns: Iterable[str], *, ignore_case: bool = False) -> bool:
-    """Whether a name fits one of the patterns. `ignore_case`: for names of Unity Catalog, which does not distinguish it."""
-    text = name.casefold() if ignore_case else name
-    return any(
-        _compile(pattern.casefold() if ignore_case else pattern).fullmatch(text) is not None
-        for pattern in patterns
-    )
-
-
-@cache
-def _compile(pattern: str) -> re.Pattern[str]:
-    return re.compile(".*".join(re.escape(part) for part in pattern.split("*")), re.DOTALL)

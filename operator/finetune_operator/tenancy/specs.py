@@ -14,10 +14,11 @@ from finetune_crds.pods import MAIN_CONTAINER, Pods
 from finetune_crds.serving import Serving
 from finetune_crds.tracking import Tracking
 from finetune_operator.databricks.access import find_named_login
-from finetune_operator.databricks.secret_scopes import is_own_login
+from finetune_operator.databricks.secret_scopes import find_scopes, is_own_login
+from finetune_operator.patterns import matches
 from finetune_operator.settings import DATABRICKS, UNITY_CATALOG, Settings
 from finetune_operator.template_merge import containers, items
-from finetune_operator.tenancy.model import DatabricksAccess, Tenant, matches
+from finetune_operator.tenancy.model import DatabricksAccess, Tenant
 from finetune_operator.tenancy.templates import (
     Breach,
     count_devices,
@@ -26,8 +27,6 @@ from finetune_operator.tenancy.templates import (
 )
 from finetune_operator.text import normalize_address, strip_user
 
-# A reference to a secret of a workspace: {{secrets/scope/key}}.
-_SECRET_SCOPE = re.compile(r"\{\{\s*secrets/([^/}]*)")
 # A part of a path that clients or servers may resolve to a folder above.
 _UPWARDS = re.compile(r"(^|[/\\])\.{1,2}($|[/\\;])|[\\;]")
 _MAX_ENCODINGS = 5
@@ -236,7 +235,7 @@ def _find_principal_breaches(login: LocalReference | None, field: str, tenant: T
 
 def _find_scope_breaches(texts: Iterable[str], tenant: Tenant) -> Iterator[Breach]:
     """Check each reference to a secret of a workspace, wherever it is."""
-    scopes = {scope.strip() for text in texts for scope in _SECRET_SCOPE.findall(text)}
+    scopes = {scope for text in texts for scope in find_scopes(text)}
     for scope in sorted(scopes):
         if not matches(scope, _access(tenant).secret_scopes):
             yield Breach(f"{{{{secrets/{scope}}}}}", "databricks.secretScopes")

@@ -10,8 +10,10 @@ from typing import Any
 
 from finetune_crds.base import Json
 from finetune_crds.pods import MAIN_CONTAINER
+from finetune_crds.quantity import UNITS
+from finetune_operator.patterns import matches
 from finetune_operator.template_merge import items
-from finetune_operator.tenancy.model import Tenant, matches
+from finetune_operator.tenancy.model import Tenant
 
 # Where pods run, and what they need there. NB: a label makes a pod an endpoint of each Service that selects it, and an annotation can
 # configure admission webhooks and network plugins, so only those of autoscalers and queues are here.
@@ -41,20 +43,9 @@ _VOLUME_KINDS = frozenset(
 _ACCELERATOR = re.compile(r"gpu|/mig-|/tpu|gaudi|neuron|/npu|dcu")
 # https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/
 _QUANTITY = re.compile(
-    r"[+-]?([0-9]{1,18}(?:\.[0-9]{0,18})?(?:[eE][+-]?[0-9]{1,3})?)(m|k|M|G|T|Ki|Mi|Gi|Ti)?"
+    r"[+-]?([0-9]{1,18}(?:\.[0-9]{0,18})?(?:[eE][+-]?[0-9]{1,3})?)(m|k|M|G|T|Ki|Mi|Gi|Ti|)"
 )
-_SUFFIXES = {
-    None: 1,
-    "m": 1e-3,
-    "k": 1e3,
-    "M": 1e6,
-    "G": 1e9,
-    "T": 1e12,
-    "Ki": 2**10,
-    "Mi": 2**20,
-    "Gi": 2**30,
-    "Ti": 2**40,
-}
+_FACTORS = {**UNITS, "m": 1e-3}
 _TOO_MANY = 10**9
 # Both names of the field that Kubernetes accepts.
 _ACCOUNT_FIELDS = ("serviceAccountName", "serviceAccount")
@@ -134,7 +125,7 @@ def _read_quantity(amount: object) -> int:
     if match is None:
         return _TOO_MANY
     number, suffix = match.groups()
-    value = float(number) * _SUFFIXES.get(suffix, math.inf)
+    value = float(number) * _FACTORS[suffix]
     return math.ceil(value) if value < _TOO_MANY else _TOO_MANY
 
 

@@ -16,6 +16,7 @@ from finetune_operator.controller.reading import UnreadableStatusError
 from finetune_operator.controller.store import Store
 from finetune_operator.finetunejob.model import FINISHED_PHASES, FineTuneJob
 from finetune_operator.finetunejob.observe.observer import read_finetunejob
+from finetune_operator.policy.status import find_condition, read_condition
 from finetune_operator.settings import Settings
 from finetune_operator.tenancy.model import Refusal, Tenant
 from finetune_operator.tenancy.permissions import Permissions
@@ -47,8 +48,8 @@ class GpuBudget:
         body = self.store.finetunejobs.get((ftj.namespace, ftj.name))
         if gpus == 0 or spec.suspend or body is None:
             return None
-        held = self._count_held(tenant)
-        if held[ftj.uid] >= gpus:
+        pod_gpus = self._count_gpus_of_pods(tenant)
+        if pod_gpus[ftj.uid] >= gpus:
             # Its pods run.
             return None
         if gpus > tenant.max_gpus:
@@ -57,7 +58,7 @@ class GpuBudget:
                 "FineTuneJob with another name and fewer GPUs, or ask the platform team to raise the limit in the values of the chart"
             )
             return Refusal(ConditionReason.NOT_PERMITTED, message)
-        used = self._count_used(tenant, body, held)
+        used = self._count_used(tenant, body, pod_gpus)
         if used + gpus > tenant.max_gpus:
             message = (
                 f"the job needs {gpus} GPUs, and older jobs of its tenant have or wait for {used} of {tenant.max_gpus} (maxGpus): it begins "
@@ -74,38 +75,36 @@ class GpuBudget:
 
     def settle(self, ftj: FineTuneJob, status: FineTuneJobStatus) -> None:
         """Forget that a job may begin if the pass has not accepted it for another reason, such as a wrong template."""
-        is_accepted = any(
-            item.type == ConditionType.ACCEPTED and item.status == "True" for item in status.conditions
-        )
-        if not is_accepted:
+        accepted = find_condition(status, ConditionType.ACCEPTED)
+        if accepted is None or accepted.status != "True":
             self._admitted.discard(ftj.uid)
 
-    def _count_used(self, tenant: Tenant, body: Json, held: Mapping[str, int]) -> int:
+    def _count_used(self, tenant: Tenant, body: Json, pod_gpus: Mapping[str, int]) -> int:
         """Return the GPUs of the other jobs of a tenant that have begun, of pods, and of older jobs that wait for GPUs.
 
         Args:
             body: the job that asks. If it has begun, it waits for no other.
-            held: the GPUs of pods that have not ended, by the uid of their job.
+            pod_gpus: the GPUs of pods that have not ended, by the uid of their job.
         """
         uid, age, has_begun = body["metadata"]["uid"], _sort_key(body), self._has_begun(body)
-        used = Counter({other: gpus for other, gpus in held.items() if other != uid})
+        used = Counter({job_uid: gpus for job_uid, gpus in pod_gpus.items() if job_uid != uid})
         for (namespace, _), job in self.store.finetunejobs.items():
-            other = job["metadata"]["uid"]
-            if other == uid or self.permissions.find_tenant(namespace) is not tenant:
+            job_uid = job["metadata"]["uid"]
+            if job_uid == uid or self.permissions.find_tenant(namespace) is not tenant:
                 continue
             waits_before = not has_begun and _waits_for_gpus(job) and _sort_key(job) < age
             if self._has_begun(job) or waits_before:
-                used[other] = max(used[other], self._count_gpus_of(job))
+                used[job_uid] = max(used[job_uid], self._count_gpus_of(job))
         return used.total()
 
-    def _count_held(self, tenant: Tenant) -> Counter[str]:
+    def _count_gpus_of_pods(self, tenant: Tenant) -> Counter[str]:
         """Return the GPUs of the pods of a tenant that have not ended, by the uid of their job, which may no longer exist."""
-        held: Counter[str] = Counter()
+        pod_gpus: Counter[str] = Counter()
         for (namespace, _), pod in self.store.of("Pod").items():
             uid = (pod["metadata"].get("labels") or {}).get(names.LABEL_UID)
             if uid and is_alive(pod) and self.permissions.find_tenant(namespace) is tenant:
-                held[uid] += count_devices(pod)
-        return held
+                pod_gpus[uid] += count_devices(pod)
+        return pod_gpus
 
     def _has_begun(self, body: Json) -> bool:
         """Whether a job may create pods: it was accepted, has not finished, and is neither suspended nor deleted."""
@@ -114,8 +113,8 @@ class GpuBudget:
         if is_over or (body.get("spec") or {}).get("suspend"):
             self._admitted.discard(uid)
             return False
-        is_suspended = _find_reason(body, ConditionType.SUSPENDED, "True") is not None
-        is_accepted = _find_reason(body, ConditionType.ACCEPTED, "True") is not None
+        is_accepted = read_condition(body, ConditionType.ACCEPTED)[0] == "True"
+        is_suspended = read_condition(body, ConditionType.SUSPENDED)[0] == "True"
         return uid in self._admitted or (is_accepted and not is_suspended)
 
     def _count_gpus_of(self, body: Json) -> int:
@@ -149,16 +148,8 @@ def _waits_for_gpus(body: Json) -> bool:
     return (
         not is_suspended
         and "deletionTimestamp" not in body["metadata"]
-        and _find_reason(body, ConditionType.ACCEPTED, "False") == ConditionReason.GPU_LIMIT_REACHED
+        and read_condition(body, ConditionType.ACCEPTED) == ("False", ConditionReason.GPU_LIMIT_REACHED)
     )
-
-
-def _find_reason(body: Json, kind: ConditionType, status: str) -> str | None:
-    """The reason of a condition of a job; None if the job has no such condition with this status."""
-    for item in (body.get("status") or {}).get("conditions") or ():
-        if item.get("type") == kind and item.get("status") == status:
-            return str(item.get("reason"))
-    return None
 
 
 def _sort_key(body: Json) -> tuple[str, str]:

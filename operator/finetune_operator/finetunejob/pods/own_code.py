@@ -22,6 +22,7 @@ from finetune_operator import names
 from finetune_operator.batch.state import describe_pods
 from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.finetunejob.pods import installer, pod_state, template
+from finetune_operator.finetunejob.pods.secret_env import build_variable
 from finetune_operator.template_merge import containers, merge
 
 # Read once: a decision reads no files.
@@ -122,8 +123,10 @@ def _build_checkout(draft: Draft, code: Code, pod: Json) -> Json:
     login = []
     if reference:
         login = [
-            _from_secret(contract.ENV_GIT_USERNAME, reference.name, "username", optional=True),
-            _from_secret(contract.ENV_GIT_PASSWORD, reference.name, "password", optional=reference.optional),
+            build_variable(contract.ENV_GIT_USERNAME, reference.name, "username", optional=True),
+            build_variable(
+                contract.ENV_GIT_PASSWORD, reference.name, "password", optional=reference.optional
+            ),
         ]
     copied_fields = template.init_container_fields(pod, names.TRAINER_CONTAINER, is_product_image=True)
     init_container: Json = {
@@ -167,11 +170,6 @@ def _add_dependencies(pod: Json, requirements: Sequence[str]) -> Json:
     scratch = {"name": contract.DEPENDENCIES_VOLUME, "emptyDir": {"sizeLimit": _DEPENDENCIES_LIMIT}}
     volume: Json = {"spec": {"volumes": [scratch]}}
     return dict(merge(merge(volume, pod), {"spec": additions}))
-
-
-def _from_secret(variable: str, secret: str, key: str, *, optional: bool) -> Json:
-    reference = {"name": secret, "key": key, "optional": optional}
-    return {"name": variable, "valueFrom": {"secretKeyRef": reference}}
 
 
 def _escape(argument: str) -> str:

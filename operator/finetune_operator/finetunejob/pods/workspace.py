@@ -9,6 +9,7 @@ from finetune_crds.aliased import Aliased
 from finetune_crds.base import Json
 from finetune_crds.databricks import SECRET_KEYS
 from finetune_crds.finetunejob import FineTuneJobSpec
+from finetune_operator.finetunejob.pods.secret_env import build_login
 from finetune_operator.policy.unity_catalog import find_wrong_tags
 from finetune_operator.settings import DATABRICKS, UNITY_CATALOG, Settings
 
@@ -98,10 +99,7 @@ def pod_login(spec: FineTuneJobSpec, settings: Settings, container: str) -> Json
     secret = spec.tracking.secret_of_pods
     if secret is None:
         return federated_login(settings, container)
-    env = [
-        {"name": key, "valueFrom": {"secretKeyRef": {"name": secret.name, "key": key, "optional": True}}}
-        for key in SECRET_KEYS
-    ]
+    env = build_login(secret.name, SECRET_KEYS)
     return {"spec": {"containers": [{"name": container, "env": env}]}}
 
 

@@ -10,6 +10,7 @@ from finetune_crds.catalog import DATABRICKS_PREFIX, TOKEN_KEY, Catalog
 from finetune_crds.data import Data
 from finetune_crds.databricks import SECRET_KEYS
 from finetune_crds.finetunejob import FineTuneJobSpec
+from finetune_operator.finetunejob.pods.secret_env import build_login, build_variable
 from finetune_operator.finetunejob.pods.workspace import federated_login
 from finetune_operator.settings import Settings
 
@@ -83,10 +84,7 @@ def _env(catalog: Catalog) -> Iterator[Json]:
     """Variables from the Secret of a catalog."""
     token_secret = catalog.unity_catalog and catalog.unity_catalog.secret_ref
     if token_secret:
-        key = {"name": token_secret.name, "key": TOKEN_KEY, "optional": token_secret.optional}
-        yield {"name": TOKEN_KEY, "valueFrom": {"secretKeyRef": key}}
+        yield build_variable(TOKEN_KEY, token_secret.name, TOKEN_KEY, optional=token_secret.optional)
     workspace_secret = catalog.databricks and catalog.databricks.secret_ref
     if workspace_secret:
-        for name in SECRET_KEYS:
-            key = {"name": workspace_secret.name, "key": name, "optional": True}
-            yield {"name": f"{DATABRICKS_PREFIX}{name}", "valueFrom": {"secretKeyRef": key}}
+        yield from build_login(workspace_secret.name, SECRET_KEYS, prefix=DATABRICKS_PREFIX)

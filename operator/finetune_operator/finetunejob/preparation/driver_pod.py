@@ -17,10 +17,12 @@ from finetune_operator.finetunejob.draft import mistakes
 from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.finetunejob.model import FineTuneJob
 from finetune_operator.finetunejob.pods import rendezvous, template, workspace
+from finetune_operator.finetunejob.pods.secret_env import build_login
 from finetune_operator.finetunejob.preparation import catalog, executors
 from finetune_operator.settings import Settings
 from finetune_operator.template_merge import merge
 
+# A Secret with a login to MLflow has some of these keys.
 _LOGIN_KEYS = (
     "MLFLOW_TRACKING_TOKEN",
     "MLFLOW_TRACKING_USERNAME",
@@ -74,7 +76,7 @@ def build_driver(draft: Draft, driver_env: list[Json]) -> Json:
     secret = None if login else spec.tracking.secret_of_pods
     has_token = executors.count_executors(spec) > 0
     # NB: a driver with an API token does not get whatever the Secret has, which could be a variable that loads code, such as PYTHONPATH.
-    secret_env = _build_login_env(secret) if secret and has_token else []
+    secret_env = build_login(secret.name, _LOGIN_KEYS) if secret and has_token else []
     pod = _build_pod(
         draft.ftj,
         spec,
@@ -84,14 +86,6 @@ def build_driver(draft: Draft, driver_env: list[Json]) -> Json:
     )
     pod = dict(merge(merge(pod, login), catalog.login(spec, settings, _CONTAINER)))
     return executors.as_driver(pod, spec) if executors.count_executors(spec) else pod
-
-
-def _build_login_env(secret: LocalReference) -> list[Json]:
-    """The variables of a login to MLflow from a Secret, which has some of these keys."""
-    return [
-        {"name": key, "valueFrom": {"secretKeyRef": {"name": secret.name, "key": key, "optional": True}}}
-        for key in _LOGIN_KEYS
-    ]
 
 
 def build_executor(ftj: FineTuneJob, spec: FineTuneJobSpec, settings: Settings) -> Json:

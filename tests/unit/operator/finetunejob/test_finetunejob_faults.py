@@ -12,8 +12,8 @@ from finetune_crds.contract import PrepResult, TerminationMessage, TrainResult
 from finetune_crds.status import SplitCounts
 from finetune_operator.batch.state import has_ended
 from finetune_operator.controller.store import KINDS
-from finetune_operator.finetunejob import apply
 from finetune_operator.finetunejob.decision import ActionResult, EnsureRun, SetAlias
+from finetune_operator.finetunejob.external_actions import ExternalActions
 from finetune_operator.finetunejob.observe.run_creator import RunCreator
 from finetune_operator.kube import KubeError
 from finetune_operator.mlflow.model import Run
@@ -271,7 +271,7 @@ async def test_the_operator_may_end_at_every_write(name: str, monkeypatch: pytes
         monkeypatch.setattr(MlflowRegistry, "find_version", simulation.find_version)
         monkeypatch.setattr(RunCreator, "create", simulation.create_run)
         monkeypatch.setattr(Server, "finish_run", simulation.finish_run)
-        monkeypatch.setattr(apply.FineTuneJobApplier, "_set_alias", simulation.set_alias)
+        monkeypatch.setattr(ExternalActions, "_set_alias", simulation.set_alias)
         await STORIES[name](simulation)
         return simulation
 

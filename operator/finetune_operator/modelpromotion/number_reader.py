@@ -1,0 +1,50 @@
+"""Reads the number of spec.onRegression from Prometheus."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from finetune_crds.modelpromotion import ModelPromotionSpec
+from finetune_operator import prometheus, secrets
+from finetune_operator.errors import ExternalError
+from finetune_operator.kube import Kube
+from finetune_operator.modelpromotion.model import Promotion, Reading
+from finetune_operator.prometheus import Prometheus
+from finetune_operator.registry.outages import Outages
+from finetune_operator.text import normalize_address
+
+# Returns the server at an address, with a token.
+OpenPrometheus = Callable[[str, str], Prometheus]
+
+
+@dataclass(frozen=True)
+class NumberReader:
+    """Asks the Prometheus servers that promotions name."""
+
+    kube: Kube
+    outages: Outages
+    open_prometheus: OpenPrometheus
+
+    async def read(self, promotion: Promotion, spec: ModelPromotionSpec) -> Reading | None:
+        """Return the number, or the problem that keeps it from being read; None while no version is watched.
+
+        NB: it is read during a move to a candidate too, so that the watch begins with the number at the time of the move.
+        """
+        watch, move = promotion.status.watch, promotion.status.move
+        is_held = spec.suspend or spec.rollback_to is not None or promotion.deleting
+        is_moving = move is not None and move.reason in ("Promoted", "Reverted")
+        if spec.on_regression is None or is_held or (watch is None and not is_moving):
+            return None
+        query, namespace = spec.on_regression.prometheus, promotion.namespace
+        try:
+            secret = await secrets.read(
+                self.kube, namespace, query.secret_ref, secrets.PROMETHEUS, (prometheus.TOKEN,)
+            )
+            server = self.open_prometheus(query.url, (secret or {}).get(prometheus.TOKEN, ""))
+            # Another login may be throttled on its own.
+            outage_key = ("prometheus", normalize_address(query.url), secrets.build_key(secret))
+            return Reading(await self.outages.ask(outage_key, partial(server.read_number, query.query)))
+        except ExternalError as error:
+            return Reading(problem=error.problem)
