@@ -257,7 +257,7 @@ class Observed:
         resumed: the job that checkpoint.resumeFrom names, until its checkpoints are known.
         alias_versions: by the field of `status.pinned`, the versions that the models' aliases point at, until they are pinned.
         code: the commit of trainer.code.git, until the status has it.
-        refusal: why the job must not be reconciled; then nothing else was observed.
+        refusal: why the job must not be reconciled; then at most what its suspension stops was observed.
         children: the FineTuneJobs of the job's sweep, by name.
         suggestions: the values that the decision requested for trials, by number and field.
         evaluations: values of the sweep's metric, by the number of the trial and by step, of trials that have reached a rung or have ended.

@@ -17,7 +17,7 @@ from finetune_operator.controller.reconciler import BUSY_SECONDS, Reconciler, ut
 from finetune_operator.errors import ExternalError
 from finetune_operator.finetunejob import deferral, quiet
 from finetune_operator.finetunejob.apply import FineTuneJobApplier, NameTaken
-from finetune_operator.finetunejob.decide import decide, decide_deletion
+from finetune_operator.finetunejob.decide import can_only_stop, decide, decide_deletion
 from finetune_operator.finetunejob.decide.action_results import record_results
 from finetune_operator.finetunejob.decide.ready import summarize_status
 from finetune_operator.finetunejob.decision import CancelRun, Decision
@@ -67,8 +67,7 @@ class FineTuneJobReconciler(Reconciler):
         # For `_report`, if the pass fails before it decides.
         decision = Decision(status=ftj.status)
         try:
-            # NB: nothing is read for a job that is not permitted: the read itself would send credentials where the author wants them.
-            observed = Observed(refusal=refusal) if refusal else await self.observer.observe(ftj, self.now())
+            observed = await self._observe(ftj, refusal)
             now = self.now()
             decision = decide(ftj, observed, now, self.settings)
             if decision.dry_runs:
@@ -100,6 +99,15 @@ class FineTuneJobReconciler(Reconciler):
             return None
         refusal = self.permissions.refuse_job(ftj.namespace, ftj.written, ftj.spec)
         return refusal or (self.gpu_budget.refuse(ftj) if self.gpu_budget else None)
+
+    async def _observe(self, ftj: FineTuneJob, refusal: Refusal | None) -> Observed:
+        """Observe everything for a job that is permitted; for another one, at most what its suspension stops."""
+        if refusal is None:
+            return await self.observer.observe(ftj, self.now())
+        if can_only_stop(ftj):
+            return replace(await self.observer.observe_suspension(ftj), refusal=refusal)
+        # NB: the read itself would send credentials where the author wants them.
+        return Observed(refusal=refusal)
 
     async def _release(self, ftj: FineTuneJob, refusal: Refusal | None) -> float | None:
         """One pass over a job that is being deleted: cancel its Databricks run, then remove the finalizer."""

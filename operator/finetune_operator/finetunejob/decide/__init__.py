@@ -81,12 +81,22 @@ def decide(ftj: FineTuneJob, observed: Observed, now: datetime, settings: Settin
 
 
 def _refuse(draft: Draft, refusal: Refusal) -> Decision:
-    """Decide for a job that the tenancy does not permit: report it, and leave the children of the job as they are."""
+    """Decide for a job that the tenancy does not permit: report it, and leave its children as they are, unless the job is suspended."""
     if not finish.is_finished(draft):
         draft.set(ConditionType.ACCEPTED, False, refusal.reason, refusal.message)
         draft.requeue_after(POLL_SECONDS)
+        if can_only_stop(draft.ftj):
+            run_policies((sweep.follow.suspend if draft.spec.sweep else suspend.suspend,), draft)
+        elif draft.status.suspend_time:
+            message = "the job resumes as soon as it is permitted"
+            draft.set(ConditionType.SUSPENDED, False, refusal.reason, message)
     draft.status = ready.summarize_status(draft.ftj, draft.status, draft.now)
     return draft.conclude()
+
+
+def can_only_stop(ftj: FineTuneJob) -> bool:
+    """Whether a job that is not permitted any longer is suspended: the operator then stops what it started for the job before."""
+    return ftj.spec is not None and ftj.spec.suspend and ftj.status.resolved is not None
 
 
 def _decide_sweep(draft: Draft) -> Decision:

@@ -155,9 +155,7 @@ class FineTuneJobObserver:
 
     async def _observe_sweep(self, ftj: FineTuneJob) -> Observed:
         """Observe what `decide` needs of a job with a sweep, which has no pods: its FineTuneJobs have them."""
-        children = {
-            body["metadata"]["name"]: body for body in self.store.finetunejobs_of((ftj.namespace, ftj.uid))
-        }
+        children = self._find_trials(ftj)
         return Observed(
             mlflow=await self.poller.poll(ftj, has_pods=False),
             alias_versions=await self._alias_versions.read(ftj),
@@ -165,6 +163,11 @@ class FineTuneJobObserver:
             children=children,
             evaluations=await self._evaluations.read(ftj, children),
         )
+
+    def _find_trials(self, ftj: FineTuneJob) -> dict[str, Json]:
+        """The FineTuneJobs of a job with a sweep, by name."""
+        bodies = self.store.finetunejobs_of((ftj.namespace, ftj.uid))
+        return {body["metadata"]["name"]: body for body in bodies}
 
     def _find_prepared_trial(self, ftj: FineTuneJob, jobs: Mapping[str, Json]) -> Json | None:
         """The trial whose table a trial can use that is about to prepare; None for any other job."""
@@ -197,6 +200,22 @@ class FineTuneJobObserver:
         self._alias_versions.forget(ftj)
         self._evaluations.forget(ftj)
         self._workloads.forget(ftj)
+
+    async def observe_suspension(self, ftj: FineTuneJob) -> Observed:
+        """Observe what the suspension of a job stops.
+
+        Raises:
+            KubeError: the API server could not be read.
+        """
+        if ftj.spec and ftj.spec.sweep:
+            return Observed(children=self._find_trials(ftj))
+        jobs, pods = await self.cache.jobs_and_pods(ftj)
+        return Observed(
+            jobs=jobs,
+            pods=tuple(pods),
+            preparation=await self.preparations.read(ftj),
+            custom_children=await self._custom_children.read(ftj),
+        )
 
     async def observe_deletion(self, ftj: FineTuneJob) -> Observed:
         """Observe the state that `decide_deletion` requires.

@@ -21,6 +21,9 @@ from finetune_operator.finetunejob.sweep import sampler
 from finetune_operator.kube import KubeError
 from finetune_operator.mlflow.model import Run
 from finetune_operator.mlflow.runs import Server
+from finetune_operator.tenancy.file import TenancyFile
+from finetune_operator.tenancy.model import Tenancy
+from finetune_operator.tenancy.permissions import Permissions
 from fixtures.operator_in_memory.decisions import SETTINGS, SPLITS, UID
 from fixtures.operator_in_memory.parts import parts
 from fixtures.operator_in_memory.promotions import ApiServer, KilledError, Writes
@@ -305,6 +308,35 @@ async def test_the_operator_may_end_at_every_write_of_a_sweep(
             where = f"{point} write {number} of {writes}: {world.writes.log}"
             assert world.is_killed, where
             assert world.outcome() == expected, where
+
+
+async def test_the_suspension_of_a_sweep_that_is_not_permitted_any_longer_suspends_its_trials(
+    tell: Callable[..., Awaitable[World]],
+) -> None:
+    tenancy = TenancyFile("tenancy.yaml")
+    tenancy.tenancy = Tenancy.model_validate({"tenants": [{"namespaces": ["other"]}]})
+
+    async def story(world: World) -> None:
+        world.edit(sweep=SEEDS | {"trials": 2, "parallel": 2})
+        await world.settle()
+        world.follow_suspend()
+        world.reconciler.permissions = Permissions(SETTINGS, tenancy)
+        world.edit(suspend=True)
+        for _ in range(2):
+            await world.settle()
+            world.follow_suspend()
+        await world.settle()
+
+    world = await tell(story, Writes())
+    status = world.kube.objects[KEY]["status"]
+    conditions = {item["type"]: (item["status"], item["reason"]) for item in status["conditions"]}
+    trials = {name: body["spec"]["suspend"] for name, body in world.trials().items()}
+    assert (status["phase"], conditions["Accepted"], conditions["Suspended"], trials) == (
+        "Suspended",
+        ("False", "NotPermitted"),
+        ("True", "Suspended"),
+        {"tune-1": True, "tune-2": True},
+    )
 
 
 async def test_64_trials_start_in_order_and_once_though_the_operator_is_killed_again_and_again(

@@ -93,6 +93,47 @@ async def test_a_job_that_is_not_permitted_any_longer_keeps_its_children() -> No
     assert (kube.objects[KEY]["status"]["phase"], accepted(kube)) == ("Starting", "True")
 
 
+async def test_the_suspension_of_a_job_that_is_not_permitted_any_longer_stops_its_pods() -> None:
+    body = JOB | {"spec": {**JOB["spec"], "tracking": {}}}
+    kube = StandIn(body)
+    store, _, reconciler = parts(kube, NO_MLFLOW, lambda: 0.0)
+    permitted = permissions({"namespaces": ["team"]}, settings=NO_MLFLOW)
+
+    async def pass_with(allowed: Permissions, *, is_suspended: bool) -> tuple[str, str, list[str]]:
+        """The phase, the message of Suspended, and the names of the Jobs that exist then."""
+        kube.keep(kube.objects[KEY] | {"spec": {**body["spec"], "suspend": is_suspended}})
+        for kind in ("FineTuneJob", "Job"):
+            objects = [item for key, item in kube.objects.items() if key[0] == kind]
+            store.replace(kind, objects, kube.version)
+        reconciler.permissions = allowed
+        await reconciler.handle("team/tune")
+        status = kube.objects[KEY]["status"]
+        messages = {item["type"]: item["message"] for item in status["conditions"]}
+        return (
+            status["phase"],
+            messages.get("Suspended", ""),
+            [key[2] for key in kube.objects if key[0] == "Job"],
+        )
+
+    resumes = "no pod runs; set suspend to false to resume"
+    assert [
+        await pass_with(permitted, is_suspended=False),
+        await pass_with(for_others(), is_suspended=True),
+        await pass_with(for_others(), is_suspended=False),
+        await pass_with(permitted, is_suspended=False),
+    ] == [
+        ("Starting", "", ["tune-train-1"]),
+        ("Suspended", resumes, []),
+        ("Starting", "the job resumes as soon as it is permitted", []),
+        ("Starting", "the job starts from the beginning: spec.checkpoint is not set", ["tune-train-2"]),
+    ]
+
+
+async def test_the_suspension_of_a_job_that_was_never_permitted_reads_nothing() -> None:
+    kube = await pass_over(JOB | {"spec": {**JOB["spec"], "suspend": True}}, for_others())
+    assert kube.asked == [("create", "Event", kube.asked[0][2]), ("status", "FineTuneJob", "tune")]
+
+
 def accepted(kube: StandIn) -> str:
     conditions = {item["type"]: item["status"] for item in kube.objects[KEY]["status"]["conditions"]}
     return str(conditions["Accepted"])
