@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from finetune_crds.modelpromotion import ModelPromotionSpec
+from finetune_crds.regression import PrometheusQuery
 from finetune_operator import prometheus, secrets
 from finetune_operator.errors import ExternalError
 from finetune_operator.kube import Kube
@@ -15,20 +17,29 @@ from finetune_operator.prometheus import Prometheus
 from finetune_operator.registry.outages import Outages
 from finetune_operator.text import normalize_address
 
+# Of so many workers, one may wait for a server. A pass beyond that goes on without the number: a slow server must not hold all workers.
+_WORKERS_PER_WAIT = 4
 # Returns the server at an address, with a token.
 OpenPrometheus = Callable[[str, str], Prometheus]
 
 
 @dataclass(frozen=True)
 class NumberReader:
-    """Asks the Prometheus servers that promotions name."""
+    """Asks the Prometheus servers that promotions name.
+
+    Attributes:
+        workers: the number of promotions that are reconciled at the same time.
+    """
 
     kube: Kube
     outages: Outages
     open_prometheus: OpenPrometheus
+    workers: int
+    _waiting: Counter[str] = field(default_factory=Counter)
+    """By address: the number of passes that wait."""
 
     async def read(self, promotion: Promotion, spec: ModelPromotionSpec) -> Reading | None:
-        """Return the number, or the problem that keeps it from being read; None while no version is watched.
+        """Return the number, or the problem that keeps it from being read; None while no version is watched, or too many passes wait.
 
         NB: it is read during a move to a candidate too, so that the watch begins with the number at the time of the move.
         """
@@ -37,14 +48,22 @@ class NumberReader:
         is_moving = move is not None and move.reason in ("Promoted", "Reverted")
         if spec.on_regression is None or is_held or (watch is None and not is_moving):
             return None
-        query, namespace = spec.on_regression.prometheus, promotion.namespace
+        address = normalize_address(spec.on_regression.prometheus.url)
+        if self._waiting[address] >= max(self.workers // _WORKERS_PER_WAIT, 1):
+            return None
+        self._waiting[address] += 1
         try:
-            secret = await secrets.read(
-                self.kube, namespace, query.secret_ref, secrets.PROMETHEUS, (prometheus.TOKEN,)
-            )
-            server = self.open_prometheus(query.url, (secret or {}).get(prometheus.TOKEN, ""))
-            # Another login may be throttled on its own.
-            outage_key = ("prometheus", normalize_address(query.url), secrets.build_key(secret))
-            return Reading(await self.outages.ask(outage_key, partial(server.read_number, query.query)))
+            return Reading(await self._ask(spec.on_regression.prometheus, address, promotion.namespace))
         except ExternalError as error:
             return Reading(problem=error.problem)
+        finally:
+            self._waiting[address] -= 1
+
+    async def _ask(self, query: PrometheusQuery, address: str, namespace: str) -> float:
+        secret = await secrets.read(
+            self.kube, namespace, query.secret_ref, secrets.PROMETHEUS, (prometheus.TOKEN,)
+        )
+        server = self.open_prometheus(query.url, (secret or {}).get(prometheus.TOKEN, ""))
+        # Another login may be throttled on its own.
+        outage_key = ("prometheus", address, secrets.build_key(secret))
+        return await self.outages.ask(outage_key, partial(server.read_number, query.query))

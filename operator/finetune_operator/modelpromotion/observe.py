@@ -143,7 +143,9 @@ class ModelPromotionObserver:
         self._outages = Outages(self.clock, self.settings.poll_seconds)
         self._conflicts = ConflictFinder(self.kube, self.store, self.settings)
         self._gate_jobs = GateJobReader(self.kube, self.store, self.now)
-        self._number_reader = NumberReader(self.kube, self._outages, self.open_prometheus)
+        self._number_reader = NumberReader(
+            self.kube, self._outages, self.open_prometheus, self.settings.workers
+        )
 
     async def observe(self, promotion: Promotion) -> Observed:
         """Read everything that `decide` needs.
