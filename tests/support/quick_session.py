@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 QUICK = {"spark.sql.shuffle.partitions": "2"}
 # For rows by the dozen, the code that Spark makes of a plan takes longer to compile than the plan to run without.
 INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+# NB: Delta reads the log of each table in 50 tasks by default.
+_DELTA = {"spark.databricks.delta.snapshotPartitions": "2"}
 _DAEMON = {"spark.python.daemon.module": "support.worker_daemon"}
 
 
@@ -31,7 +33,7 @@ def start(catalog: Catalog | None = None, settings: Mapping[str, str] | None = N
     build_settings = session.build_settings
 
     def build_all_settings(*arguments: Any, **keywords: Any) -> dict[str, str]:
-        return build_settings(*arguments, **keywords) | _DAEMON | dict(settings or {})
+        return build_settings(*arguments, **keywords) | _DELTA | _DAEMON | dict(settings or {})
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(session, "build_settings", build_all_settings)
