@@ -45,6 +45,11 @@ class State:
         return self.directory / "logs"
 
     @property
+    def audit_log(self) -> Path:
+        """The requests of ServiceAccounts to the API server (`cluster.audit`)."""
+        return self.logs / "audit.log"
+
+    @property
     def settings(self) -> Path:
         """The cluster's configuration: index, nodes, folder of the binaries."""
         return self.directory / "cluster.json"

@@ -17,7 +17,7 @@ import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from cluster import binaries, network, plan
+from cluster import audit, binaries, network, plan
 from cluster.controlplane import ControlPlane, arguments
 from cluster.node import Node
 from cluster.node import rights as node_rights
@@ -102,13 +102,14 @@ class Supervisor:
             "default-not-ready-toleration-seconds": "10",
             "default-unreachable-toleration-seconds": "10",
         }
+        directory = self.state.directory / "controlplane"
         return ControlPlane(
-            self.state.directory / "controlplane",
+            directory,
             address=self.plan.address,
             port=plan.API_PORT,
             services=self.plan.services,
             scheduler=True,
-            apiserver_flags=patience,
+            apiserver_flags={**patience, **audit.build_flags(directory, self.state.audit_log)},
             controllers_flags={"node-monitor-grace-period": "16s", "node-monitor-period": "2s"},
         )
 

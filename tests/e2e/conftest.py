@@ -39,6 +39,8 @@ ORDER = (
     "test_gpu_guide",
     "test_own_script",
     "test_bad_luck",
+    # NB: the last, since it reads what the operator did for all others.
+    "test_rights",
 )
 LAST = ("test_demo_leaves_nothing_in_a_cluster_that_stays", "test_cluster_leaves_nothing_on_this_machine")
 KEEP = bool(os.environ.get("KEEP_CLUSTER"))
