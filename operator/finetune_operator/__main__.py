@@ -330,7 +330,7 @@ class Operator:
             return
         promotion = read_promotion(body)
         if self.permissions.refuse_promotion(promotion.namespace, promotion.spec) is None:
-            await self.promotions.applier.gate_jobs.close_runs_of_deleted(promotion)
+            await self.promotions.applier.child_jobs.close_runs_of_deleted(promotion)
 
     async def _finetuneschedule(self, kind: str | None, body: Json) -> None:
         schedule_events.on_event(self.store, self.queues.schedules, kind, body)

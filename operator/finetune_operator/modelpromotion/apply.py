@@ -17,10 +17,10 @@ from finetune_operator.controller.events import EventTarget
 from finetune_operator.controller.store import Store
 from finetune_operator.errors import ExternalError
 from finetune_operator.kube import Kube
-from finetune_operator.modelpromotion.gate_job_applier import GateJobApplier
+from finetune_operator.modelpromotion.job_applier import JobApplier
 from finetune_operator.modelpromotion.model import (
     ClaimAlias,
-    GateAction,
+    JobAction,
     Promotion,
     PromotionAction,
     PromotionDecision,
@@ -68,10 +68,10 @@ class ModelPromotionApplier:
     writer: AliasWriter
     moved: Callable[[str], None]
     announce: Callable[[Notice], None]
-    gate_jobs: GateJobApplier = field(init=False)
+    child_jobs: JobApplier = field(init=False)
 
     def __post_init__(self) -> None:
-        self.gate_jobs = GateJobApplier(self.kube, self.store, self.observer)
+        self.child_jobs = JobApplier(self.kube, self.store, self.observer)
 
     async def apply(self, promotion: Promotion, decision: PromotionDecision, now: datetime) -> Applied:
         """Carry out a decision: first the Events and the status, then its actions in their order (the alias before the endpoint).
@@ -103,8 +103,8 @@ class ModelPromotionApplier:
         """Move the alias, request a change of the endpoint, or create or stop the Job of a gate."""
         # The checks below are for the types: a decision moves an alias only with a spec, and changes an endpoint only with a backend.
         spec, backend = promotion.spec, promotion.backend
-        if isinstance(action, GateAction):
-            await self.gate_jobs.act(promotion, action)
+        if isinstance(action, JobAction):
+            await self.child_jobs.act(promotion, action)
             return
 
         async def refuse_stale() -> None:

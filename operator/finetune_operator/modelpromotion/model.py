@@ -118,7 +118,7 @@ class Observed:
         rival: namespace/name of an older ModelPromotion for the same alias.
         loop: a message about a cycle of aliases that take their version from each other, if this promotion's alias is in one.
         endpoint: the serving endpoint; None if it was not read.
-        gate_jobs: the Jobs of the gates that exist, for whichever version.
+        child_jobs: its Jobs that exist, of gates and of copies, for whichever version.
         ownership: which installation moves the alias.
         reading: the number of spec.onRegression; None if no version is watched.
         refusal: why the promotion must not be reconciled; then nothing else was observed.
@@ -131,7 +131,7 @@ class Observed:
     rival: str | None = None
     loop: str | None = None
     endpoint: Endpoint | None = None
-    gate_jobs: tuple[ObservedJob, ...] = ()
+    child_jobs: tuple[ObservedJob, ...] = ()
     ownership: Ownership = UNSUPPORTED
     reading: Reading | None = None
     refusal: Refusal | None = None
@@ -146,7 +146,7 @@ class Observed:
 
 
 @dataclass(frozen=True)
-class GateRun:
+class JobRun:
     """The MLflow run of a gate's Job. It is found by the tag TAG_GATE_JOB with the value `key`, and created if it does not exist."""
 
     key: str
@@ -156,15 +156,15 @@ class GateRun:
 
 
 @dataclass(frozen=True)
-class StartGateJob:
+class StartJob:
     """Create the Job of a gate, after its MLflow run; `run` is None without an MLflow server."""
 
     body: Json
-    run: GateRun | None
+    run: JobRun | None
 
 
 @dataclass(frozen=True)
-class StopGateJob:
+class StopJob:
     """Delete the Job of a gate with its pods, and close its MLflow run (None if it has none)."""
 
     name: str
@@ -173,7 +173,7 @@ class StopGateJob:
 
 
 @dataclass(frozen=True)
-class ReleaseGateJob:
+class ReleaseJob:
     """Let Kubernetes delete the Job of a gate some time after its end. Its result is in the status, or is not needed."""
 
     name: str
@@ -181,7 +181,7 @@ class ReleaseGateJob:
 
 
 @dataclass(frozen=True)
-class CloseGateRun:
+class CloseRun:
     """Close the MLflow run of a gate's Job that has ended. `status`: FINISHED or FAILED."""
 
     run_id: str
@@ -195,8 +195,8 @@ class ClaimAlias:
     is_new: bool
 
 
-GateAction = StartGateJob | StopGateJob | ReleaseGateJob | CloseGateRun
-PromotionAction = MoveAlias | ClaimAlias | EndpointAction | GateAction
+JobAction = StartJob | StopJob | ReleaseJob | CloseRun
+PromotionAction = MoveAlias | ClaimAlias | EndpointAction | JobAction
 
 
 def sets_only_tags(action: PromotionAction) -> bool:

@@ -22,7 +22,7 @@ from finetune_operator.errors import ExternalError, Problem
 from finetune_operator.kube import Kube
 from finetune_operator.mlflow.runs import Server
 from finetune_operator.modelpromotion.conflicts import ConflictFinder
-from finetune_operator.modelpromotion.gate_job_reader import GateJobReader
+from finetune_operator.modelpromotion.job_reader import JobReader
 from finetune_operator.modelpromotion.model import Observed, Promotion, SourceJob
 from finetune_operator.modelpromotion.number_reader import NumberReader, OpenPrometheus
 from finetune_operator.modelpromotion.version_records import import_history
@@ -142,7 +142,7 @@ class ModelPromotionObserver:
     def __post_init__(self) -> None:
         self._outages = Outages(self.clock, self.settings.poll_seconds)
         self._conflicts = ConflictFinder(self.kube, self.store, self.settings)
-        self._gate_jobs = GateJobReader(self.kube, self.store, self.now)
+        self._child_jobs = JobReader(self.kube, self.store, self.now)
         self._number_reader = NumberReader(
             self.kube, self._outages, self.open_prometheus, self.settings.workers
         )
@@ -157,16 +157,16 @@ class ModelPromotionObserver:
         if spec is None:
             return Observed()
         job, loop = self._find_job(promotion, spec), None
-        gate_jobs = self._gate_jobs.find(promotion)
+        child_jobs = self._child_jobs.find(promotion)
         try:
             rival = await self._conflicts.find_alias_conflict(promotion, spec)
             if rival:
                 return Observed(rival=rival)
             loop = await self._conflicts.find_alias_loop(promotion, spec)
             model, versions, ownership = await self._read_model_and_versions(promotion, spec, job)
-            gate_jobs = await self._gate_jobs.read(promotion, gate_jobs, self.open_server)
+            child_jobs = await self._child_jobs.read(promotion, child_jobs, self.open_server)
         except ExternalError as error:
-            return Observed(problem=error.problem, job=job, loop=loop, gate_jobs=gate_jobs)
+            return Observed(problem=error.problem, job=job, loop=loop, child_jobs=child_jobs)
         endpoint = await self._read_endpoint(promotion, spec)
         reading = await self._number_reader.read(promotion, spec)
         return Observed(
@@ -175,7 +175,7 @@ class ModelPromotionObserver:
             job=job,
             loop=loop,
             endpoint=endpoint,
-            gate_jobs=gate_jobs,
+            child_jobs=child_jobs,
             ownership=ownership,
             reading=reading,
         )

@@ -23,8 +23,8 @@ from finetune_operator.modelpromotion.model import (
     Promotion,
     PromotionAction,
     PromotionDecision,
-    ReleaseGateJob,
-    StopGateJob,
+    ReleaseJob,
+    StopJob,
     sets_only_tags,
 )
 from finetune_operator.modelpromotion.observe import ModelPromotionObserver, read_promotion
@@ -35,7 +35,7 @@ from finetune_operator.settings import Settings
 from finetune_operator.tenancy.permissions import Permissions
 
 # Actions whose effect no pass has to see at once.
-_LATE_EFFECTS = (ClaimAlias, LogRequests, StopLogging, StopGateJob, ReleaseGateJob)
+_LATE_EFFECTS = (ClaimAlias, LogRequests, StopLogging, StopJob, ReleaseJob)
 
 
 @dataclass

@@ -13,11 +13,11 @@ from finetune_operator.modelpromotion.decide.ready import summarize_status
 from finetune_operator.modelpromotion.decide.version_tags import TAGS_REFUSED
 from finetune_operator.modelpromotion.model import (
     ClaimAlias,
-    CloseGateRun,
+    CloseRun,
     Promotion,
     PromotionAction,
     PromotionDecision,
-    StartGateJob,
+    StartJob,
     sets_only_tags,
 )
 from finetune_operator.policy.status import find_condition, read_state, with_condition
@@ -51,7 +51,7 @@ def record_failed_action(
             else ConditionReason.MOVE_REFUSED
         )
         message = f"{what} cannot be moved: {problem.message}"
-    elif isinstance(action, StartGateJob | CloseGateRun):
+    elif isinstance(action, StartJob | CloseRun):
         return dataclasses.replace(decision, status=_record_gate_problem(promotion, status, problem, now))
     else:
         kind, reason, message = ConditionType.SERVED, problem.reason, problem.message

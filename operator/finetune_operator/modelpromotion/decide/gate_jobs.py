@@ -21,12 +21,12 @@ from finetune_operator.modelpromotion.decide.draft import Draft
 from finetune_operator.modelpromotion.decide.gate_result import build_result
 from finetune_operator.modelpromotion.decide.measurement import Measurement
 from finetune_operator.modelpromotion.model import (
-    CloseGateRun,
-    GateRun,
+    CloseRun,
+    JobRun,
     ObservedJob,
-    ReleaseGateJob,
-    StartGateJob,
-    StopGateJob,
+    ReleaseJob,
+    StartJob,
+    StopJob,
 )
 from finetune_operator.modelpromotion.pods import build_job
 from finetune_operator.policy.result import Continue, Outcome
@@ -53,7 +53,7 @@ def record_results(draft: Draft) -> Outcome:
         if job.run and job.run.status == "RUNNING":
             # The result is recorded once the run is closed, so that a crash in between leaves no open run.
             status = "FINISHED" if job_condition(job.body, "Complete") else "FAILED"
-            draft.actions.append(CloseGateRun(job.run.run_id, status))
+            draft.actions.append(CloseRun(job.run.run_id, status))
             continue
         result = build_result(
             job,
@@ -89,7 +89,7 @@ def start_missing(draft: Draft) -> bool:
         if _find_result(draft, needed) is None and _find_job(draft, needed.name) is None
     ]
     draft.actions += [
-        StartGateJob(_build_body(draft, needed), _build_run(draft, needed)) for needed in missing
+        StartJob(_build_body(draft, needed), _build_run(draft, needed)) for needed in missing
     ]
     return bool(missing)
 
@@ -105,24 +105,24 @@ def tidy(draft: Draft) -> None:
     """Stop the running Jobs that are not needed, and let Kubernetes delete those that have ended and whose result is not missing."""
     needed_names = {needed.name for needed in _list_needed(draft)}
     recorded_names = {result.job for result in draft.status.gate_results}
-    for job in draft.observed.gate_jobs:
+    for job in draft.observed.child_jobs:
         if is_being_deleted(job.body):
             continue
         is_needed = job.name in needed_names
         if not has_ended(job.body):
             if not is_needed:
-                draft.actions.append(StopGateJob(job.name, job.uid, job.run_id))
+                draft.actions.append(StopJob(job.name, job.uid, job.run_id))
         elif "ttlSecondsAfterFinished" not in job.body["spec"] and (
             job.name in recorded_names or not is_needed
         ):
-            draft.actions.append(ReleaseGateJob(job.name, job.uid))
+            draft.actions.append(ReleaseJob(job.name, job.uid))
 
 
 def stop_all(draft: Draft) -> None:
     """Stop all Jobs that run."""
     draft.actions += [
-        StopGateJob(job.name, job.uid, job.run_id)
-        for job in draft.observed.gate_jobs
+        StopJob(job.name, job.uid, job.run_id)
+        for job in draft.observed.child_jobs
         if not has_ended(job.body) and not is_being_deleted(job.body)
     ]
 
@@ -180,7 +180,7 @@ def _list_used_numbers(draft: Draft, gate_name: str) -> set[str]:
 
 
 def _find_job(draft: Draft, name: str) -> ObservedJob | None:
-    return next((job for job in draft.observed.gate_jobs if job.name == name), None)
+    return next((job for job in draft.observed.child_jobs if job.name == name), None)
 
 
 def _find_result(draft: Draft, needed: _NeededJob) -> GateResult | None:
@@ -254,7 +254,7 @@ def _build_body(draft: Draft, needed: _NeededJob) -> Json:
     )
 
 
-def _build_run(draft: Draft, needed: _NeededJob) -> GateRun | None:
+def _build_run(draft: Draft, needed: _NeededJob) -> JobRun | None:
     """The MLflow run of a Job; None without an MLflow server."""
     promotion, tracking = draft.promotion, draft.spec.tracking
     server, _registry = draft.settings.servers(tracking)
@@ -270,4 +270,4 @@ def _build_run(draft: Draft, needed: _NeededJob) -> GateRun | None:
     experiment = names.default_experiment(
         promotion.namespace, on_databricks=draft.settings.on_databricks(tracking)
     )
-    return GateRun(key, experiment, needed.name, tags)
+    return JobRun(key, experiment, needed.name, tags)

@@ -197,7 +197,7 @@ async def test_the_runs_of_a_deleted_promotion_are_closed_unless_their_jobs_have
     simulation.end_job("1")
     await simulation.settle()
     promotion = read_promotion(simulation.kube.objects["ModelPromotion", "team", "champion"])
-    await simulation.operator.reconciler.applier.gate_jobs.close_runs_of_deleted(promotion)
+    await simulation.operator.reconciler.applier.child_jobs.close_runs_of_deleted(promotion)
     statuses = {run.tags["finetune.dev/version"]: run.status for run in simulation.runs.runs.values()}
     assert statuses == {"1": "FINISHED", "2": "KILLED"}
 

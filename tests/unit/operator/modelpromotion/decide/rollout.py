@@ -15,7 +15,7 @@ from finetune_operator.modelpromotion.decide.draft import Draft
 from finetune_operator.modelpromotion.decide.serving import serve
 from finetune_operator.modelpromotion.model import (
     ClaimAlias,
-    GateAction,
+    JobAction,
     Observed,
     Promotion,
     PromotionDecision,
@@ -112,7 +112,7 @@ class Rollout:
         self.status = ModelPromotionStatus.model_validate(decision.status.to_json())
         self.requeue = decision.requeue_seconds
         for action in () if crash else decision.actions:
-            assert not isinstance(action, MoveAlias | ClaimAlias | GateAction)
+            assert not isinstance(action, MoveAlias | ClaimAlias | JobAction)
             if isinstance(action, ConfigureEndpoint):
                 # Nothing is asked for that the status did not know of before.
                 assert resource.status.serving

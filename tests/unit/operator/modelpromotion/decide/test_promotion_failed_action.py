@@ -8,7 +8,7 @@ from finetune_crds.conditions import ConditionReason
 from finetune_crds.promotion_status import ModelPromotionStatus
 from finetune_operator.errors import Problem
 from finetune_operator.modelpromotion.decide.failed_action import record_failed_action
-from finetune_operator.modelpromotion.model import PromotionDecision, StartGateJob
+from finetune_operator.modelpromotion.model import PromotionDecision, StartJob
 from finetune_operator.registry.base import MoveAlias
 from finetune_operator.registry.writer import VersionNotReady
 from unit.operator.modelpromotion.decide.rollout import NOW, promotion
@@ -52,7 +52,7 @@ def test_a_move_that_failed(reason: ConditionReason, message: ConditionReason) -
 
 def test_a_job_that_could_not_be_created_leaves_the_gates_unclear() -> None:
     decision = PromotionDecision(
-        status=ModelPromotionStatus(candidate="2"), actions=(StartGateJob({}, None),)
+        status=ModelPromotionStatus(candidate="2"), actions=(StartJob({}, None),)
     )
     problem = Problem(ConditionReason.MLFLOW_UNREACHABLE, "here is why")
     status = record_failed_action(

@@ -23,7 +23,7 @@ OpenServer = Callable[[Promotion], Awaitable[Server | None]]
 
 
 @dataclass
-class GateJobReader:
+class JobReader:
     """The Jobs of the gates of promotions."""
 
     kube: Kube

@@ -15,13 +15,13 @@ from finetune_operator.errors import ExternalError, Problem
 from finetune_operator.kube import Kube, KubeError
 from finetune_operator.modelpromotion import pods
 from finetune_operator.modelpromotion.model import (
-    CloseGateRun,
-    GateAction,
-    GateRun,
+    CloseRun,
+    JobAction,
+    JobRun,
     Promotion,
-    ReleaseGateJob,
-    StartGateJob,
-    StopGateJob,
+    ReleaseJob,
+    StartJob,
+    StopJob,
     find_run_id,
 )
 from finetune_operator.modelpromotion.observe import ModelPromotionObserver
@@ -36,14 +36,14 @@ _REFUSALS = (400, 403, 422)
 
 
 @dataclass
-class GateJobApplier:
+class JobApplier:
     """Carries out the actions for Jobs of gates."""
 
     kube: Kube
     store: Store
     observer: ModelPromotionObserver
 
-    async def act(self, promotion: Promotion, action: GateAction) -> None:
+    async def act(self, promotion: Promotion, action: JobAction) -> None:
         """Carry out an action.
 
         Raises:
@@ -51,17 +51,17 @@ class GateJobApplier:
             KubeError: the API server could not be reached.
         """
         match action:
-            case StartGateJob():
+            case StartJob():
                 await self._start(promotion, action)
-            case StopGateJob():
+            case StopJob():
                 # First the run: without the Job, an interrupted pass would not know it any more.
                 await self._close_stopped_run(promotion, action.run_id)
                 # NB: with foreground deletion, the Job stays until its pods are deleted, so that no two Jobs of one name run at once.
                 await self.kube.delete("Job", promotion.namespace, action.name, action.uid, foreground=True)
                 log.info("%s: stopped Job %s", promotion.key, action.name)
-            case ReleaseGateJob():
+            case ReleaseJob():
                 await self._release(promotion, action)
-            case CloseGateRun():
+            case CloseRun():
                 await self._close_run(promotion, action.run_id, action.status)
 
     async def close_runs_of_deleted(self, promotion: Promotion) -> None:
@@ -84,7 +84,7 @@ class GateJobApplier:
         if server:
             await asyncio.to_thread(server.finish_run, run_id, status)
 
-    async def _start(self, promotion: Promotion, action: StartGateJob) -> None:
+    async def _start(self, promotion: Promotion, action: StartJob) -> None:
         """Create the MLflow run and then the Job, or find what an interrupted pass has created."""
         run_id = await self._ensure_run(promotion, action.run) if action.run else None
         body = pods.add_run(action.body, run_id) if run_id else action.body
@@ -101,7 +101,7 @@ class GateJobApplier:
             raise _build_error(f"Job {name} exists and does not belong to this promotion: delete the Job")
         self.store.put("Job", created.body)
 
-    async def _ensure_run(self, promotion: Promotion, run: GateRun) -> str | None:
+    async def _ensure_run(self, promotion: Promotion, run: JobRun) -> str | None:
         server = await self.observer.open_server(promotion)
         if server is None:
             return None
@@ -110,7 +110,7 @@ class GateJobApplier:
         )
         return found_run.run_id
 
-    async def _release(self, promotion: Promotion, action: ReleaseGateJob) -> None:
+    async def _release(self, promotion: Promotion, action: ReleaseJob) -> None:
         body: Json = {
             "apiVersion": "batch/v1",
             "kind": "Job",
