@@ -73,6 +73,14 @@ MODEL_PATH = "/var/run/finetune/model"  # the folder of the model
 MODEL_VOLUME = "evaluated-model"
 # The Job of a gate: the variables with the version.
 ENV_MODEL_URI, ENV_MODEL_NAME, ENV_MODEL_VERSION = GATE_ENV[:3]
+# The Job that copies a version from another registry: an init container that downloads, and a container that uploads.
+COPY_COMMAND = "finetune-copy"
+COPY_FROM = "--from"  # the option with the version of the source, models:/name/version
+COPY_TO = "--to"  # the option with the model of the copy
+COPY_ADDRESS = "--source"  # the option with the address of the source
+COPY_DIGEST = "--digest"  # the option with the value of the tag TAG_COPY
+COPY_PATH = "/var/run/finetune/copy"  # the folder that both containers share
+COPY_VOLUME = "copied-model"
 # The code and the packages of your own command.
 CHECKOUT_COMMAND = "finetune-checkout"  # the command of the trainer image that fetches a commit
 ENV_GIT_USERNAME, ENV_GIT_PASSWORD = "FINETUNE_GIT_USERNAME", "FINETUNE_GIT_PASSWORD"
@@ -166,7 +174,10 @@ TAG_JOB = "finetune.dev/job"  # operator, on the run: namespace/name
 TAG_GATE_JOB = (
     "finetune.dev/gate-job"  # operator, on the run of a gate's Job: the operator finds the run by this tag
 )
-TAG_PROMOTION = "finetune.dev/promotion"  # operator, on the run of a gate's Job: namespace/name
+TAG_COPY_JOB = (
+    "finetune.dev/copy-job"  # operator, on the run of a copy: the operator finds the run by this tag
+)
+TAG_PROMOTION = "finetune.dev/promotion"  # operator, on the run of a gate's Job or of a copy: namespace/name
 TAG_JUDGED_MODEL = "finetune.dev/model"  # operator, on the run of a gate's Job: the registered model
 TAG_JUDGED_VERSION = "finetune.dev/version"  # operator, on the run of a gate's Job: the version
 TAG_PARENT_RUN = "mlflow.parentRunId"  # operator, on the runs of the trials of a sweep: MLflow shows them below the run of the sweep
@@ -209,6 +220,12 @@ TAG_RESUMED_FROM = "finetune_resumed_from"  # trainer: the checkpoint of another
 # trainer, if the training started from a version of the model that it registers: this version, whose numbers before the training are
 # comparable with those after it
 TAG_BASE_VERSION = "finetune_base_version"
+# trainer, on a version that is a copy of a version of another registry: the digest of the source's version, by which the operator finds the
+# copy; the address, the model, the version and the run of the source; the digest of the files
+TAG_COPY = "finetune_copy"
+TAG_COPIED_FROM, TAG_COPIED_MODEL = "finetune_copied_from", "finetune_copied_model"
+TAG_COPIED_VERSION, TAG_COPIED_RUN = "finetune_copied_version", "finetune_copied_run"
+TAG_COPIED_FILES = "finetune_copied_files"
 TAG_EVAL_LOSS = "eval_loss"  # trainer, on the version
 TAG_PERPLEXITY = "perplexity"  # trainer, on the version
 # Metrics, and tags of the version, that only training writes: an evaluation must not use their names. METRIC_EVAL_LOSS and

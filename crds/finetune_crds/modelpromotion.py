@@ -6,7 +6,16 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field
 
-from finetune_crds.base import ApiModel, ReplacedField, Uri, build_immutability_rule, replaced, rules
+from finetune_crds.base import (
+    WEEK_IN_SECONDS,
+    ApiModel,
+    Passthrough,
+    ReplacedField,
+    Uri,
+    build_immutability_rule,
+    replaced,
+    rules,
+)
 from finetune_crds.env import LocalReference, ObjectReference
 from finetune_crds.gates import Gates
 from finetune_crds.mlflow_names import NOT_IN_UNITY_TAGS, UNITY_TAGS_MESSAGE, Alias, ModelName, Tags
@@ -19,6 +28,7 @@ from finetune_crds.windows import Windows
 _NUMBER = "[1-9][0-9]{0,9}"
 _MAX_NUMBER = 9_999_999_999
 _YEAR_IN_SECONDS = 366 * 24 * 3600
+DEFAULT_COPY_TIMEOUT_SECONDS = 6 * 3600
 
 
 def _build_number_schema() -> dict[str, Any]:
@@ -65,6 +75,34 @@ class Rollback(ApiModel):
         return self.version or self.type
 
 
+class SourceRegistry(ApiModel):
+    """A version of another registry, which a Job copies into the registry of spec.tracking."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            (
+                "has(self.version) != has(self.alias)",
+                "set exactly one of version and alias",
+            ),
+        )
+    )
+
+    uri: Annotated[str, Field(max_length=1024, pattern="^https?://[^?#@ ]+$")]
+    """Address of the MLflow server with the version."""
+    secret_ref: LocalReference | None = None
+    """Secret with the login of this server, with the keys of tracking.secretRef."""
+    model: ModelName
+    """The registered model there."""
+    version: VersionNumber | None = None
+    """Number of the version there."""
+    alias: Alias | None = None
+    """Alias there, whose version is copied, also after that alias has moved."""
+    template: Passthrough | None = None
+    """Other fields of a PodTemplateSpec. The init container `download` reads, and the container `main` writes."""
+    timeout_seconds: Annotated[int, Field(ge=1, le=WEEK_IN_SECONDS)] | None = None
+    """Time limit of a pod, from its start on a node. Default: 21600."""
+
+
 class Source(ApiModel):
     """The source of the version to promote."""
 
@@ -72,13 +110,14 @@ class Source(ApiModel):
         json_schema_extra=rules(
             (
                 "has(self.version) == (self.type == 'Version') && has(self.alias) == (self.type == 'Alias') && "
-                "has(self.fineTuneJobRef) == (self.type == 'FineTuneJob')",
-                "set only the field that matches type: version for Version, alias for Alias, fineTuneJobRef for FineTuneJob",
+                "has(self.fineTuneJobRef) == (self.type == 'FineTuneJob') && has(self.registry) == (self.type == 'Registry')",
+                "set only the field that matches type: version for Version, alias for Alias, fineTuneJobRef for FineTuneJob, "
+                "registry for Registry",
             ),
         )
     )
 
-    type: Literal["Version", "Alias", "FineTuneJob"]
+    type: Literal["Version", "Alias", "FineTuneJob", "Registry"]
     """Kind of source."""
     version: VersionNumber | None = None
     """Number of the version to promote."""
@@ -86,6 +125,8 @@ class Source(ApiModel):
     """Another alias of the model, whose version is promoted, also after that alias has moved."""
     fine_tune_job_ref: ObjectReference | None = None
     """FineTuneJob of this namespace, whose version is promoted once it has succeeded."""
+    registry: SourceRegistry | None = None
+    """Version of another registry, whose copy is promoted."""
 
     @property
     def job_name(self) -> str:

@@ -119,6 +119,21 @@ class GateResult(ApiModel):
     """When the operator recorded the result."""
 
 
+class CopyStatus(ApiModel):
+    """The version that source.registry names, and its copy."""
+
+    uri: Annotated[str, Field(max_length=1024)]
+    """Address of the server with the version."""
+    model: Annotated[str, Field(max_length=768)]
+    """The registered model there."""
+    source_version: _Version
+    """Number of the version there."""
+    digest: Annotated[str, Field(max_length=64)]
+    """Identity of the version: its address, number, run and creation time. The copy has it as the tag finetune_copy."""
+    version: _Version | None = None
+    """Number of the copy. Absent until it is complete."""
+
+
 class ApprovalStatus(ApiModel):
     """The state of the approval of a version."""
 
@@ -301,6 +316,8 @@ class ModelPromotionStatus(ApiModel):
     """The version that the source names."""
     source: Annotated[str, Field(max_length=512)] | None = None
     """The source of the candidate."""
+    copied: CopyStatus | None = None
+    """The version that source.registry names, and its copy."""
     watch_start_time: datetime | None = None
     """When the operator started to watch the alias. A move by someone else after this time is drift."""
     registry: RegistryIdentity | None = None

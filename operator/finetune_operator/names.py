@@ -21,16 +21,12 @@ LABEL_SCHEDULE = "finetune.dev/schedule"  # people: kubectl get ftj -l finetune.
 LABEL_SWEEP = "finetune.dev/sweep"  # people: kubectl get ftj -l finetune.dev/sweep=NAME
 LABEL_UID = "finetune.dev/job-uid"  # the operator: which FineTuneJob or ModelPromotion a child belongs to
 LABEL_COMPONENT = (
-    "finetune.dev/component"  # the operator and people: prep, prep-executor, train, evaluate or gate
+    "finetune.dev/component"  # the operator and people: prep, prep-executor, train, evaluate, gate or copy
 )
 LABEL_ATTEMPT = "finetune.dev/attempt"  # the operator and people: which training attempt
-ANNOTATION_VERSION = (
-    "finetune.dev/version"  # the operator and people, on Jobs of evaluations and gates: the version to judge
-)
-ANNOTATION_PROMOTION = (
-    "finetune.dev/promotion"  # the operator, on Jobs of gates and their pods: the name of the ModelPromotion
-)
-ANNOTATION_RUN = "finetune.dev/mlflow-run"  # the operator, on Jobs of gates: the MLflow run
+ANNOTATION_VERSION = "finetune.dev/version"  # the operator and people, on Jobs of evaluations, gates and copies: the version to judge or to copy
+ANNOTATION_PROMOTION = "finetune.dev/promotion"  # the operator, on Jobs of gates and copies and their pods: the name of the ModelPromotion
+ANNOTATION_RUN = "finetune.dev/mlflow-run"  # the operator, on Jobs of gates and copies: the MLflow run
 ANNOTATION_DIGEST = "finetune.dev/digest"  # the operator, on the evaluation's Job: what the results of a custom command depend on
 ANNOTATION_ONE_POD = "finetune.dev/began-with-one-pod"
 # The operator, on an attempt's Job: the attempt began with one pod, since a server of code or packages did not answer the previous one.
@@ -51,6 +47,7 @@ FETCH_CONTAINER = "fetch"
 CHECKOUT_CONTAINER = "checkout"
 DEPENDENCIES_CONTAINER = "dependencies"
 UPLOAD_CONTAINER = "upload"
+DOWNLOAD_CONTAINER = "download"
 
 # Values of LABEL_COMPONENT, also used in names.
 PREP = "prep"
@@ -58,6 +55,7 @@ EXECUTOR = "prep-executor"
 TRAIN = "train"
 EVALUATE = "evaluate"
 GATE = "gate"
+COPY = "copy"
 
 # Shortens the name of a promotion, so that the name of a Job, which becomes a label of its pods, has at most 63 characters.
 _MAX_PROMOTION_CHARS = 44
@@ -115,8 +113,17 @@ def evaluate_name(job: str) -> str:
 
 def gate_job_name(promotion: str, digest: str) -> str:
     """Name of the Job of a gate. The digest identifies the promotion, the version and the Job."""
+    return _child_job_name(promotion, GATE, digest)
+
+
+def copy_job_name(promotion: str, digest: str) -> str:
+    """Name of the Job of a copy. The digest identifies the promotion, the version to copy and what the copy depends on."""
+    return _child_job_name(promotion, COPY, digest)
+
+
+def _child_job_name(promotion: str, component: str, digest: str) -> str:
     start = promotion[:_MAX_PROMOTION_CHARS].replace(".", "-").rstrip("-")
-    return f"{start}-{GATE}-{digest}"
+    return f"{start}-{component}-{digest}"
 
 
 def default_experiment(namespace: str, *, on_databricks: bool) -> str:

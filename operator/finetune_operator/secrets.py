@@ -17,6 +17,7 @@ GIT_KEYS = ("username", "password")
 
 # The fields that name a Secret, for messages.
 TRACKING = "spec.tracking.secretRef"
+SOURCE = "spec.source.registry.secretRef"
 PROMETHEUS = "spec.onRegression.prometheus.secretRef"
 GIT = "spec.trainer.code.git.secretRef"
 

@@ -100,7 +100,7 @@ class ModelPromotionApplier:
     async def _act(
         self, promotion: Promotion, action: PromotionAction, resource_version: str, now: datetime
     ) -> None:
-        """Move the alias, request a change of the endpoint, or create or stop the Job of a gate."""
+        """Move the alias, request a change of the endpoint, or create or stop a Job."""
         # The checks below are for the types: a decision moves an alias only with a spec, and changes an endpoint only with a backend.
         spec, backend = promotion.spec, promotion.backend
         if isinstance(action, JobAction):

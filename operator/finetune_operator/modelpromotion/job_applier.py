@@ -1,4 +1,4 @@
-"""Writes to the Jobs of gates and to their MLflow runs. Every write may be repeated."""
+"""Writes to the Jobs of a promotion and to their MLflow runs. Every write may be repeated."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ import asyncio
 import logging
 from dataclasses import dataclass
 
-from finetune_crds import contract
 from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason
 from finetune_operator.batch.state import has_ended
 from finetune_operator.controller.store import Store
 from finetune_operator.errors import ExternalError, Problem
 from finetune_operator.kube import Kube, KubeError
-from finetune_operator.modelpromotion import pods
 from finetune_operator.modelpromotion.model import (
     CloseRun,
     JobAction,
@@ -25,6 +23,7 @@ from finetune_operator.modelpromotion.model import (
     find_run_id,
 )
 from finetune_operator.modelpromotion.observe import ModelPromotionObserver
+from finetune_operator.modelpromotion.pods.job import add_run
 from finetune_operator.owners import Owner, find_resource
 
 log = logging.getLogger(__name__)
@@ -37,7 +36,7 @@ _REFUSALS = (400, 403, 422)
 
 @dataclass
 class JobApplier:
-    """Carries out the actions for Jobs of gates."""
+    """Carries out the actions for the Jobs of gates and copies."""
 
     kube: Kube
     store: Store
@@ -87,7 +86,7 @@ class JobApplier:
     async def _start(self, promotion: Promotion, action: StartJob) -> None:
         """Create the MLflow run and then the Job, or find what an interrupted pass has created."""
         run_id = await self._ensure_run(promotion, action.run) if action.run else None
-        body = pods.add_run(action.body, run_id) if run_id else action.body
+        body = add_run(action.body, run_id) if run_id else action.body
         name = body["metadata"]["name"]
         try:
             created = await self.kube.create_or_get(body)
@@ -106,7 +105,7 @@ class JobApplier:
         if server is None:
             return None
         found_run = await asyncio.to_thread(
-            server.ensure_run, run.key, run.experiment, run.name, run.tags, tag=contract.TAG_GATE_JOB
+            server.ensure_run, run.key, run.experiment, run.name, run.tags, tag=run.tag
         )
         return found_run.run_id
 

@@ -1,4 +1,4 @@
-"""Reads the Jobs of gates: from the cache and, once they have ended, their pods and MLflow runs from the servers."""
+"""Reads the Jobs of promotions: from the cache and, once they have ended, their pods and MLflow runs from the servers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OpenServer = Callable[[Promotion], Awaitable[Server | None]]
 
 @dataclass
 class JobReader:
-    """The Jobs of the gates of promotions."""
+    """The Jobs of the gates and copies of promotions."""
 
     kube: Kube
     store: Store
@@ -49,7 +49,9 @@ class JobReader:
         recorded_names = {result.job for result in promotion.status.gate_results}
         return tuple(
             [
-                job if job.name in recorded_names else await self._complete(promotion, job, open_server)
+                job
+                if job.name in recorded_names or _is_released_copy(job)
+                else await self._complete(promotion, job, open_server)
                 for job in jobs
             ]
         )
@@ -65,6 +67,11 @@ class JobReader:
         listed = await self.kube.list("Pod", promotion.namespace, labelSelector=selector)
         pods = tuple(pod for pod in listed.objects if _is_pod_of(job.body, pod))
         return replace(job, pods=pods, run=await _read_run(promotion, job.body, open_server))
+
+
+def _is_released_copy(job: ObservedJob) -> bool:
+    """Whether a Job has made its copy, or is not needed any more."""
+    return job.component == names.COPY and "ttlSecondsAfterFinished" in job.body["spec"]
 
 
 def _is_pod_of(job: Json, pod: Json) -> bool:

@@ -63,7 +63,7 @@ class SourceJob:
 
 @dataclass(frozen=True)
 class ObservedJob:
-    """A Job of a gate.
+    """A Job of a gate or of a copy.
 
     Attributes:
         body: the Job, without the template of its pods.
@@ -88,14 +88,43 @@ class ObservedJob:
         return str(self.body["metadata"]["uid"])
 
     @property
+    def component(self) -> str:
+        """Whether it is the Job of a gate or of a copy: names.GATE or names.COPY."""
+        return find_component(self.body)
+
+    @property
     def run_id(self) -> str | None:
         """The id of its MLflow run; None if it has none."""
         return find_run_id(self.body)
 
 
+def find_component(job: Json) -> str:
+    """Whether a Job of a promotion is that of a gate or of a copy: names.GATE or names.COPY."""
+    return str((job["metadata"].get("labels") or {}).get(names.LABEL_COMPONENT, names.GATE))
+
+
 def find_run_id(job: Json) -> str | None:
-    """The id of the MLflow run of a gate's Job; None if it has none."""
+    """The id of the MLflow run of a promotion's Job; None if it has none."""
     return (job["metadata"].get("annotations") or {}).get(names.ANNOTATION_RUN)
+
+
+@dataclass(frozen=True)
+class SourceVersion:
+    """The version of another registry that the source names, and its copy.
+
+    Attributes:
+        number: the version there; None if the alias, the model or the version does not exist, or while `problem` is set.
+        digest: identity of the version: its address, number, run and creation time; empty without a number.
+        is_ready: whether the files of the version are complete.
+        copy: the version that is its copy; None if there is none.
+        problem: why the other registry cannot be read.
+    """
+
+    number: str | None = None
+    digest: str = ""
+    is_ready: bool = True
+    copy: str | None = None
+    problem: Problem | None = None
 
 
 @dataclass(frozen=True)
@@ -115,6 +144,7 @@ class Observed:
         model: the registered model; None if it does not exist.
         versions: the versions that were read, by number; None for a version that does not exist.
         job: the FineTuneJob that the source names; None if it does not exist.
+        source_version: the version of another registry that the source names; None for a source of another type.
         rival: namespace/name of an older ModelPromotion for the same alias.
         loop: a message about a cycle of aliases that take their version from each other, if this promotion's alias is in one.
         endpoint: the serving endpoint; None if it was not read.
@@ -128,6 +158,7 @@ class Observed:
     model: RegisteredModel | None = None
     versions: Mapping[str, ModelVersion | None] = field(default_factory=dict)
     job: SourceJob | None = None
+    source_version: SourceVersion | None = None
     rival: str | None = None
     loop: str | None = None
     endpoint: Endpoint | None = None
@@ -147,8 +178,9 @@ class Observed:
 
 @dataclass(frozen=True)
 class JobRun:
-    """The MLflow run of a gate's Job. It is found by the tag TAG_GATE_JOB with the value `key`, and created if it does not exist."""
+    """The MLflow run of a promotion's Job. It is found by the tag `tag` with the value `key`, and created if it does not exist."""
 
+    tag: str
     key: str
     experiment: str
     name: str
@@ -157,15 +189,20 @@ class JobRun:
 
 @dataclass(frozen=True)
 class StartJob:
-    """Create the Job of a gate, after its MLflow run; `run` is None without an MLflow server."""
+    """Create a Job, after its MLflow run; `run` is None without an MLflow server."""
 
     body: Json
     run: JobRun | None
 
+    @property
+    def component(self) -> str:
+        """Whether it is the Job of a gate or of a copy: names.GATE or names.COPY."""
+        return find_component(self.body)
+
 
 @dataclass(frozen=True)
 class StopJob:
-    """Delete the Job of a gate with its pods, and close its MLflow run (None if it has none)."""
+    """Delete a Job with its pods, and close its MLflow run (None if it has none)."""
 
     name: str
     uid: str
@@ -174,7 +211,7 @@ class StopJob:
 
 @dataclass(frozen=True)
 class ReleaseJob:
-    """Let Kubernetes delete the Job of a gate some time after its end. Its result is in the status, or is not needed."""
+    """Let Kubernetes delete a Job some time after its end. Its result is in the status, or is not needed."""
 
     name: str
     uid: str
@@ -182,10 +219,11 @@ class ReleaseJob:
 
 @dataclass(frozen=True)
 class CloseRun:
-    """Close the MLflow run of a gate's Job that has ended. `status`: FINISHED or FAILED."""
+    """Close the MLflow run of a Job that has ended. `status`: FINISHED or FAILED."""
 
     run_id: str
     status: str
+    component: str
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
 from typing import NamedTuple
@@ -22,8 +22,9 @@ from finetune_operator.errors import ExternalError, Problem
 from finetune_operator.kube import Kube
 from finetune_operator.mlflow.runs import Server
 from finetune_operator.modelpromotion.conflicts import ConflictFinder
+from finetune_operator.modelpromotion.copy_reader import CopyReader, find_copy
 from finetune_operator.modelpromotion.job_reader import JobReader
-from finetune_operator.modelpromotion.model import Observed, Promotion, SourceJob
+from finetune_operator.modelpromotion.model import Observed, Promotion, SourceJob, SourceVersion
 from finetune_operator.modelpromotion.number_reader import NumberReader, OpenPrometheus
 from finetune_operator.modelpromotion.version_records import import_history
 from finetune_operator.modelpromotion.versions import main_version, named_version, target_version
@@ -143,6 +144,7 @@ class ModelPromotionObserver:
         self._outages = Outages(self.clock, self.settings.poll_seconds)
         self._conflicts = ConflictFinder(self.kube, self.store, self.settings)
         self._child_jobs = JobReader(self.kube, self.store, self.now)
+        self._copy_reader = CopyReader(self.kube, self.settings, self._outages, self.open)
         self._number_reader = NumberReader(
             self.kube, self._outages, self.open_prometheus, self.settings.workers
         )
@@ -156,23 +158,29 @@ class ModelPromotionObserver:
         spec = promotion.spec
         if spec is None:
             return Observed()
-        job, loop = self._find_job(promotion, spec), None
+        job, loop, source = self._find_job(promotion, spec), None, None
         child_jobs = self._child_jobs.find(promotion)
         try:
             rival = await self._conflicts.find_alias_conflict(promotion, spec)
             if rival:
                 return Observed(rival=rival)
             loop = await self._conflicts.find_alias_loop(promotion, spec)
-            model, versions, ownership = await self._read_model_and_versions(promotion, spec, job)
+            source = await self._copy_reader.read(promotion, spec)
+            model, versions, ownership, source = await self._read_model_and_versions(
+                promotion, spec, job, source
+            )
             child_jobs = await self._child_jobs.read(promotion, child_jobs, self.open_server)
         except ExternalError as error:
-            return Observed(problem=error.problem, job=job, loop=loop, child_jobs=child_jobs)
+            return Observed(
+                problem=error.problem, job=job, source_version=source, loop=loop, child_jobs=child_jobs
+            )
         endpoint = await self._read_endpoint(promotion, spec)
         reading = await self._number_reader.read(promotion, spec)
         return Observed(
             model=model,
             versions=versions,
             job=job,
+            source_version=source,
             loop=loop,
             endpoint=endpoint,
             child_jobs=child_jobs,
@@ -223,9 +231,13 @@ class ModelPromotionObserver:
                 del self._models[key]
 
     async def _read_model_and_versions(
-        self, promotion: Promotion, spec: ModelPromotionSpec, job: SourceJob | None
-    ) -> tuple[RegisteredModel | None, Mapping[str, ModelVersion | None], Ownership]:
-        """The model and the versions that this pass needs, and which installation moves the alias."""
+        self,
+        promotion: Promotion,
+        spec: ModelPromotionSpec,
+        job: SourceJob | None,
+        source: SourceVersion | None,
+    ) -> tuple[RegisteredModel | None, Mapping[str, ModelVersion | None], Ownership, SourceVersion | None]:
+        """The model and the versions that this pass needs, which installation moves the alias, and the source's version with its copy."""
         # NB: the key of an outage has the registry; the tracking server, from which the runs of versions are read; and the Secret, since it
         # may name the workspace, and a server may throttle only one login.
         server, registry_uri = (normalize_address(uri) for uri in self.settings.servers(spec.tracking))
@@ -233,12 +245,16 @@ class ModelPromotionObserver:
         async with self._outages.attempt(outage_key):
             registry = await self.registry(promotion)
             model = await self._read_model(promotion, spec, registry)
-            needed = find_needed_versions(promotion, spec, Observed(model=model, job=job))
             if model is None:
-                return None, {}, UNSUPPORTED
+                return None, {}, UNSUPPORTED, source
+            if source:
+                source = replace(source, copy=await find_copy(registry, spec.model, source))
+            needed = find_needed_versions(
+                promotion, spec, Observed(model=model, job=job, source_version=source)
+            )
             ownership = await self.find_ownership(promotion, spec, registry, model)
             versions = await asyncio.to_thread(_read_versions, registry, spec.model, needed) if needed else {}
-            return model, versions, ownership
+            return model, versions, ownership, source
 
     async def find_ownership(
         self, promotion: Promotion, spec: ModelPromotionSpec, registry: Registry, model: RegisteredModel

@@ -16,6 +16,8 @@ def named_version(spec: ModelPromotionSpec, observed: Observed) -> str | None:
         return spec.source.version
     if spec.source.alias:
         return observed.alias(spec.source.alias)
+    if spec.source.registry:
+        return observed.source_version.copy if observed.source_version else None
     job = observed.job
     return job.version if job and job.phase == "Succeeded" and job.model == spec.model else None
 

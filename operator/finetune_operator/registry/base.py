@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from finetune_crds import contract
 from finetune_operator.settings import UNITY_CATALOG
@@ -142,6 +142,14 @@ class Registry(Protocol):
 
     def set_tags(self, name: str, version: str, tags: Mapping[str, str]) -> None:
         """Set tags of a version."""
+
+
+@runtime_checkable
+class TaggedRegistry(Protocol):
+    """A registry that finds versions by their tags. Unity Catalog does not."""
+
+    def find_tagged(self, name: str, tag: str, value: str) -> str | None:
+        """The first complete version of a model with this tag; None if there is none."""
 
 
 class JobRegistry(Registry, Protocol):

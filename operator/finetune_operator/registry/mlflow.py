@@ -93,17 +93,7 @@ class MlflowRegistry:
         """
         client = self._registry_client
         with client.parsing_answer():
-            # NB: a model's name may contain quotes, which the filter's grammar cannot express, so the names are compared here.
-            versions = [
-                item
-                for item in read_pages(
-                    partial(client.get, "model-versions/search"),
-                    "model_versions",
-                    max_pages=_MAX_PAGES,
-                    filter=f"run_id = '{run_id}'",
-                )
-                if item.get("name") == name and _is_ready(item)
-            ]
+            versions = self._search_versions(name, f"run_id = '{run_id}'")
             if not versions:
                 return None
             newest = max(versions, key=lambda item: int(_parse_version(item)))
@@ -112,6 +102,12 @@ class MlflowRegistry:
             holders = _parse_aliases(model)
             pointing = {alias for alias in aliases if holders.get(alias) == version}
             return RegisteredVersion(name, version, frozenset(pointing), to_mapping(newest.get("tags") or []))
+
+    def find_tagged(self, name: str, tag: str, value: str) -> str | None:
+        """The first complete version of a model with this tag; None if there is none."""
+        with self._registry_client.parsing_answer():
+            versions = self._search_versions(name, f"tags.`{tag}` = '{value}'")
+            return min(map(_parse_version, versions), key=int, default=None)
 
     def set_alias(self, name: str, alias: str, version: str) -> None:
         """Point an alias at a version, regardless of where it points now."""
@@ -131,6 +127,13 @@ class MlflowRegistry:
         client = self._registry_client
         for key, value in tags.items():
             client.post("model-versions/set-tag", name=name, version=version, key=key, value=value)
+
+    def _search_versions(self, name: str, condition: str) -> list[Json]:
+        """The complete versions of a model that meet a condition of MLflow's filters."""
+        search = partial(self._registry_client.get, "model-versions/search")
+        versions = read_pages(search, "model_versions", max_pages=_MAX_PAGES, filter=condition)
+        # NB: a model's name may contain quotes, which the filter's grammar cannot express, so the names are compared here.
+        return [item for item in versions if item.get("name") == name and _is_ready(item)]
 
     @property
     def _registry_client(self) -> Client:

@@ -6,10 +6,11 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from urllib.parse import unquote
 
+from finetune_crds.base import Json
 from finetune_crds.databricks import SECRET_KEYS
 from finetune_crds.env import LocalReference
 from finetune_crds.finetunejob import FineTuneJobSpec
-from finetune_crds.modelpromotion import ModelPromotionSpec, PromotionTracking
+from finetune_crds.modelpromotion import ModelPromotionSpec, PromotionTracking, SourceRegistry
 from finetune_crds.pods import MAIN_CONTAINER, Pods
 from finetune_crds.serving import Serving
 from finetune_crds.tracking import Tracking
@@ -89,12 +90,12 @@ def find_promotion_breaches(spec: ModelPromotionSpec, tenant: Tenant, settings: 
     _, registry = settings.servers(spec.tracking)
     yield from _find_model_breaches(spec.model, "spec.model", registry, tenant)
     yield from _find_alias_breaches(spec.alias, "spec.alias", registry, tenant)
+    if spec.source.registry:
+        yield from _find_source_breaches(spec.source.registry, tenant, settings)
     for gate in spec.gates:
         if gate.job:
             field = f"spec.gates {gate.name} job.template"
-            yield from find_template_breaches(gate.job.template, field, tenant)
-            if tenant.max_gpus is not None and count_devices(gate.job.template):
-                yield Breach(f"{field} with GPUs, which maxGpus does not count,", "maxGpus")
+            yield from _find_job_template_breaches(gate.job.template, field, tenant)
     regression = spec.on_regression
     if regression:
         url = normalize_address(regression.prometheus.url)
@@ -117,23 +118,43 @@ def _leads_upwards(url: str) -> bool:
     return True
 
 
+def _find_source_breaches(source: SourceRegistry, tenant: Tenant, settings: Settings) -> Iterator[Breach]:
+    """Check the registry from which a promotion copies a version, and the pod that copies it."""
+    field = "spec.source.registry"
+    tracking = PromotionTracking(uri=source.uri, secret_ref=source.secret_ref)
+    yield from _find_tracking_breaches(tracking, tenant, settings, field=field)
+    yield from _find_model_breaches(source.model, f"{field}.model", source.uri, tenant)
+    yield from _find_job_template_breaches(source.template, f"{field}.template", tenant)
+
+
+def _find_job_template_breaches(template: Json | None, field: str, tenant: Tenant) -> Iterator[Breach]:
+    """Check the pod template of a promotion's Job."""
+    yield from find_template_breaches(template, field, tenant)
+    if tenant.max_gpus is not None and count_devices(template):
+        yield Breach(f"{field} with GPUs, which maxGpus does not count,", "maxGpus")
+
+
 def _find_tracking_breaches(
-    tracking: Tracking | PromotionTracking, tenant: Tenant, settings: Settings
+    tracking: Tracking | PromotionTracking,
+    tenant: Tenant,
+    settings: Settings,
+    *,
+    field: str = "spec.tracking",
 ) -> Iterator[Breach]:
-    """Check the addresses that get credentials, whether the spec or the chart names them."""
+    """Check the addresses that get credentials, whether the spec or the chart names them. `field` has them."""
     server, registry = settings.servers(tracking)
     # Both addresses are often the same.
-    for address, field in {registry: "spec.tracking.registryUri", server: "spec.tracking.uri"}.items():
+    for address, name in {registry: f"{field}.registryUri", server: f"{field}.uri"}.items():
         if not address:
             continue
         on_databricks = address in (DATABRICKS, UNITY_CATALOG)
         uri = DATABRICKS if on_databricks else normalize_address(address)
         credentials = {each.credentials for each in tenant.tracking if normalize_address(each.uri) == uri}
         if not credentials:
-            yield Breach(f"{field} {strip_user(address)}", "tracking")
+            yield Breach(f"{name} {strip_user(address)}", "tracking")
         elif "Installation" not in credentials and not is_own_login(tracking.secret_ref):
             yield Breach(
-                f"{field} {strip_user(address)} with the credentials of the installation, because spec.tracking.secretRef names no required Secret,",
+                f"{name} {strip_user(address)} with the credentials of the installation, because {field}.secretRef names no required Secret,",
                 "tracking",
             )
 

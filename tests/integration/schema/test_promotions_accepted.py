@@ -29,6 +29,9 @@ ACCEPTED: dict[str, Json] = {
     "a version as a number": promotion(source={"type": "Version", "version": 3}),
     "a version as text": promotion(source={"type": "Version", "version": "3"}),
     "the largest version": promotion(source={"type": "Version", "version": 9_999_999_999}),
+    "a version of another registry": promotion(
+        source={"type": "Registry", "registry": {"uri": "http://dev:5000", "model": "m", "version": 3}}
+    ),
     "a FineTuneJob": promotion(source={"type": "FineTuneJob", "fineTuneJobRef": {"name": "quickstart"}}),
     "an alias that only begins like a version": promotion(alias="v3-champion"),
     "an alias that only begins like latest": promotion(alias="latest-good"),

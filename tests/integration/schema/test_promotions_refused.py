@@ -27,7 +27,7 @@ Json = dict[str, Any]
 RESERVED = "MLflow reserves the aliases latest and v<number>: choose another"
 ONE_SOURCE = (
     "spec.source: Invalid value: set only the field that matches type: version for Version, alias for Alias, "
-    "fineTuneJobRef for FineTuneJob"
+    "fineTuneJobRef for FineTuneJob, registry for Registry"
 )
 WHAT_TYPE_NAMES = (
     "set only the field that matches type: metric for Metric, tag for Tag, comparison for Comparison"
@@ -128,6 +128,22 @@ REFUSED: dict[str, tuple[Json, str]] = {
     "a version that is a fraction": (
         promotion(source={"type": "Version", "version": 1.5}),
         "spec.source.version",
+    ),
+    "a registry without a version": (
+        promotion(source={"type": "Registry", "registry": {"uri": "https://dev", "model": "m"}}),
+        "spec.source.registry: Invalid value: set exactly one of version and alias",
+    ),
+    "a registry that is no MLflow server": (
+        promotion(
+            source={"type": "Registry", "registry": {"uri": "databricks-uc", "model": "m", "version": 3}}
+        ),
+        "spec.source.registry.uri in body should match",
+    ),
+    "a login in the address of a registry": (
+        promotion(
+            source={"type": "Registry", "registry": {"uri": "https://me:pw@dev", "model": "m", "version": 3}}
+        ),
+        "spec.source.registry.uri in body should match",
     ),
     "a job with an empty name": (
         promotion(source={"type": "FineTuneJob", "fineTuneJobRef": {"name": " "}}),

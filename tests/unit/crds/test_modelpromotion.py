@@ -27,7 +27,13 @@ def test_what_is_not_said_has_its_default() -> None:
     assert spec().model_dump(mode="json") == {
         "model": "docstring-llama",
         "alias": "champion",
-        "source": {"type": "Alias", "version": None, "alias": "staging", "fineTuneJobRef": None},
+        "source": {
+            "type": "Alias",
+            "version": None,
+            "alias": "staging",
+            "fineTuneJobRef": None,
+            "registry": None,
+        },
         "gates": [],
         "approval": None,
         "soakSeconds": 0,

@@ -126,6 +126,7 @@ ANSWERS: dict[str, dict[str, list[str]]] = {
         "`log_params`": [],
         "tags `fine_tuned_on`": ["register.tags"],
         "a deployment job of MLflow 3": ["MODEL_NAME", "MODEL_VERSION", "approval"],
+        "`MlflowClient.copy_model_version`; MLflow's export and import tools": [],
         "`set_registered_model_alias`": ["rollbackTo"],
         "a job's schedule: `quartz_cron_expression`, `timezone_id`, `pause_status`": [
             "schedule: 0 2 * * *",

@@ -259,7 +259,7 @@ def _fetch_from_mlflow(uri: str, place: _Place, *, without_weights: bool) -> tup
         repository = ModelsArtifactRepository(version)
 
     def download(folder: Path) -> None:
-        names = list(_list_mlflow_files(repository, inner))
+        names = list(list_mlflow_files(repository, inner))
         check_names(uri, names)
         for name in names:
             if not (without_weights and is_weights(name)):
@@ -311,10 +311,11 @@ def _build_version_key(repository: ModelsArtifactRepository, uri: str) -> Any:
     return ["version", registry, name, str(number), version.creation_timestamp, version.source]
 
 
-def _list_mlflow_files(repository: object, folder: str) -> Iterable[str]:
+def list_mlflow_files(repository: object, folder: str) -> Iterable[str]:
+    """Yield the paths of the files in a folder of a repository of MLflow and in its subfolders."""
     for entry in repository.list_artifacts(folder):  # type: ignore[attr-defined]
         if entry.is_dir:
-            yield from _list_mlflow_files(repository, entry.path)
+            yield from list_mlflow_files(repository, entry.path)
         else:
             yield entry.path
 

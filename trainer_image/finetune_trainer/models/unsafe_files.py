@@ -14,11 +14,12 @@ UNSAFE = "ModelUnsafe"
 """Reason of the refusal."""
 
 
-def check_names(uri: str, names: Iterable[str]) -> None:
+def check_names(uri: str, names: Iterable[str], *, field: str = "model.base") -> None:
     """Check the files of a model before the first of them is downloaded.
 
     Args:
-        uri: the model, as model.base names it.
+        uri: the model, as the field names it.
+        field: the field that names the model, for messages.
         names: the paths of the files in the folder of the model, as a store or a server lists them.
 
     Raises:
@@ -29,6 +30,6 @@ def check_names(uri: str, names: Iterable[str]) -> None:
             check_relative_path(name)
         except UnsafePathError as error:
             raise RecipeRefusedError(
-                f"model.base {uri} has a file {error}: find out who wrote the file, and delete it",
+                f"{field} {uri} has a file {error}: find out who wrote the file, and delete it",
                 reason=UNSAFE,
             ) from error

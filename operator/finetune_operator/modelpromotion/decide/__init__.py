@@ -12,10 +12,12 @@ from finetune_operator.modelpromotion.decide import (
     gate_jobs,
     gates,
     identity,
+    job_state,
     move,
     preconditions,
     promote,
     ready,
+    registry_copy,
     regression,
     remove,
     rollback,
@@ -64,7 +66,7 @@ def decide(promotion: Promotion, observed: Observed, now: datetime, settings: Se
     draft = Draft(promotion, observed, now.replace(microsecond=0), settings)
     if promotion.deleting:
         remove.remove(draft)
-        gate_jobs.stop_all(draft)
+        job_state.stop_all(draft)
         # A promotion that is deleted before its first pass has no condition to summarize.
         if draft.status.conditions:
             draft.status = ready.summarize_status(promotion, draft.status, draft.now)
@@ -78,20 +80,21 @@ def decide(promotion: Promotion, observed: Observed, now: datetime, settings: Se
         version_tags.tag_version(draft)
         _claim(draft)
     _serve(draft)
-    _tidy_gate_jobs(draft)
+    _tidy_jobs(draft)
     identity.record_identity(draft)
     draft.status = ready.summarize_status(promotion, draft.status, draft.now)
     return draft.conclude()
 
 
-def _tidy_gate_jobs(draft: Draft) -> None:
-    """Stop the Jobs of gates that are not needed. While the registry does not answer, the needed ones are unknown, and all go on."""
+def _tidy_jobs(draft: Draft) -> None:
+    """Stop the Jobs that are not needed. While the registry does not answer, the needed ones are unknown, and all go on."""
     if draft.promotion.spec is None or not draft.holds(ConditionType.ACCEPTED):
         return
     if draft.spec.suspend:
-        gate_jobs.stop_all(draft)
+        job_state.stop_all(draft)
     elif draft.holds(ConditionType.REGISTRY_READY):
         gate_jobs.tidy(draft)
+        registry_copy.tidy(draft)
 
 
 def _serve(draft: Draft) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from finetune_crds.conditions import ConditionReason, ConditionType
-from finetune_crds.modelpromotion import ModelPromotionSpec
+from finetune_crds.modelpromotion import ModelPromotionSpec, SourceRegistry
 from finetune_operator import names
 from finetune_operator.modelpromotion.decide import windows
 from finetune_operator.modelpromotion.decide.draft import Draft
@@ -17,6 +17,7 @@ from finetune_operator.policy.unity_catalog import find_wrong_tags
 from finetune_operator.registry.ownership import LEASE_SECONDS
 from finetune_operator.serving.model import ServingBackend
 from finetune_operator.settings import DATABRICKS, UNITY_CATALOG, Settings
+from finetune_operator.text import normalize_address
 
 _NO_REGISTRY = (
     "no model registry is configured: install the chart with tracking.uri, or create a ModelPromotion with another name and "
@@ -86,6 +87,8 @@ def mistakes(spec: ModelPromotionSpec, backend: ServingBackend | None, settings:
     server, registry = settings.servers(spec.tracking)
     yield from find_passwords(spec.tracking)
     yield from _find_wrong_windows(spec)
+    if spec.source.registry:
+        yield from _find_wrong_copy(spec, spec.source.registry, server, registry)
     if backend:
         yield from backend.find_mistakes(registry)
     if registry == UNITY_CATALOG:
@@ -106,6 +109,27 @@ def mistakes(spec: ModelPromotionSpec, backend: ServingBackend | None, settings:
         yield (
             f"the tracking server {server} in spec.tracking.uri is not supported with the registry {registry}: create a ModelPromotion "
             "with another name and an http or https address"
+        )
+
+
+def _find_wrong_copy(
+    spec: ModelPromotionSpec, source: SourceRegistry, server: str, registry: str
+) -> Iterator[str]:
+    """A message for each reason why the source's version cannot be copied into the registry."""
+    if DATABRICKS in (server, registry) or registry == UNITY_CATALOG:
+        yield (
+            "spec.source.type Registry copies into the registry of an MLflow server, not into Unity Catalog: copy the version with "
+            "MLflow's client, and set spec.source.version to the copy"
+        )
+    elif registry and not server:
+        yield (
+            "spec.source.type Registry needs a tracking server for the files of the copy: create a ModelPromotion with another name and "
+            "spec.tracking.uri"
+        )
+    elif normalize_address(source.uri) == normalize_address(registry) and source.model == spec.model:
+        yield (
+            f"spec.source.registry names model {spec.model} of the registry that the version would be copied to: set spec.source.type to "
+            "Version or Alias"
         )
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from datetime import datetime
 
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.promotion_status import ModelPromotionStatus
+from finetune_operator import names
 from finetune_operator.errors import UNREACHABLE, Problem
 from finetune_operator.modelpromotion.decide.draft import truncate
 from finetune_operator.modelpromotion.decide.ready import summarize_status
@@ -51,6 +53,11 @@ def record_failed_action(
             else ConditionReason.MOVE_REFUSED
         )
         message = f"{what} cannot be moved: {problem.message}"
+    elif isinstance(action, CloseRun) and action.component == names.COPY:
+        # The status already says how the copy ended, and the next pass tries again.
+        return decision
+    elif isinstance(action, StartJob) and action.component == names.COPY:
+        return dataclasses.replace(decision, status=_record_copy_problem(promotion, status, problem, now))
     elif isinstance(action, StartJob | CloseRun):
         return dataclasses.replace(decision, status=_record_gate_problem(promotion, status, problem, now))
     else:
@@ -80,23 +87,53 @@ def _record_refused_tags(
     return summarize_status(promotion, status, now)
 
 
+def _record_copy_problem(
+    promotion: Promotion, status: ModelPromotionStatus, problem: Problem, now: datetime
+) -> ModelPromotionStatus:
+    """The status of a promotion whose Job for a copy could not be created."""
+    copied = status.copied
+    what = f"version {copied.source_version} of {copied.model} at {copied.uri}" if copied else "the version"
+    message = f"{what} cannot be copied yet: {problem.message}"
+    return _set_false(
+        promotion,
+        status,
+        (ConditionType.SOURCE_READY, ConditionType.PROMOTED),
+        reason=ConditionReason.COPY_NOT_STARTED,
+        message=message,
+        now=now,
+    )
+
+
 def _record_gate_problem(
     promotion: Promotion, status: ModelPromotionStatus, problem: Problem, now: datetime
 ) -> ModelPromotionStatus:
     """The status of a promotion whose gate cannot be judged, since its Job could not be created, or its MLflow run could not be closed."""
     message = f"version {status.candidate} cannot be judged yet: {problem.message}"
-    conditions: tuple[tuple[ConditionType, bool | None], ...] = (
-        (ConditionType.GATES_PASSED, None),
-        (ConditionType.PROMOTED, False),
+    reason = ConditionReason.GATE_NOT_STARTED
+    status = with_condition(
+        status,
+        ConditionType.GATES_PASSED,
+        None,
+        reason,
+        message,
+        now=now,
+        generation=promotion.generation,
     )
-    for kind, holds in conditions:
+    return _set_false(promotion, status, (ConditionType.PROMOTED,), reason=reason, message=message, now=now)
+
+
+def _set_false(
+    promotion: Promotion,
+    status: ModelPromotionStatus,
+    kinds: Sequence[ConditionType],
+    *,
+    reason: ConditionReason,
+    message: str,
+    now: datetime,
+) -> ModelPromotionStatus:
+    """The status with these conditions False for one reason."""
+    for kind in kinds:
         status = with_condition(
-            status,
-            kind,
-            holds,
-            ConditionReason.GATE_NOT_STARTED,
-            message,
-            now=now,
-            generation=promotion.generation,
+            status, kind, False, reason, message, now=now, generation=promotion.generation
         )
     return summarize_status(promotion, status, now)

@@ -14,24 +14,22 @@ from finetune_crds.base import Json
 from finetune_crds.gates import Gate, JobGate
 from finetune_crds.promotion_status import MAX_GATE_RESULTS, GateResult
 from finetune_operator import names
-from finetune_operator.batch.blockage import find_waiting_container, unschedulable_condition
-from finetune_operator.batch.state import has_ended, is_alive, is_being_deleted, job_condition
+from finetune_operator.batch.state import has_ended, is_being_deleted, job_condition
 from finetune_operator.modelpromotion.decide.digests import digest
 from finetune_operator.modelpromotion.decide.draft import Draft
 from finetune_operator.modelpromotion.decide.gate_result import build_result
+from finetune_operator.modelpromotion.decide.job_state import describe_unfinished, find_job, is_conclusive
 from finetune_operator.modelpromotion.decide.measurement import Measurement
 from finetune_operator.modelpromotion.model import (
     CloseRun,
     JobRun,
-    ObservedJob,
     ReleaseJob,
     StartJob,
     StopJob,
 )
-from finetune_operator.modelpromotion.pods import build_job
+from finetune_operator.modelpromotion.pods.gate_pod import build_job
 from finetune_operator.policy.result import Continue, Outcome
 from finetune_operator.registry.base import ModelVersion
-from finetune_operator.text import shorten
 
 
 class _NeededJob(NamedTuple):
@@ -47,13 +45,13 @@ class _NeededJob(NamedTuple):
 def record_results(draft: Draft) -> Outcome:
     """Record the results of needed Jobs that have ended, after their MLflow runs are closed. Always continues the pass."""
     for needed in _list_needed(draft):
-        job = _find_job(draft, needed.name)
-        if _find_result(draft, needed) or job is None or not _is_conclusive(job):
+        job = find_job(draft, needed.name)
+        if _find_result(draft, needed) or job is None or not is_conclusive(job):
             continue
         if job.run and job.run.status == "RUNNING":
             # The result is recorded once the run is closed, so that a crash in between leaves no open run.
             status = "FINISHED" if job_condition(job.body, "Complete") else "FAILED"
-            draft.actions.append(CloseRun(job.run.run_id, status))
+            draft.actions.append(CloseRun(job.run.run_id, status, names.GATE))
             continue
         result = build_result(
             job,
@@ -74,11 +72,12 @@ def find_measurement(draft: Draft, gate_name: str, version: ModelVersion) -> Mea
     result = _find_result(draft, needed)
     if result:
         return Measurement(result.job, result)
-    job = _find_job(draft, needed.name)
+    job = find_job(draft, needed.name)
     if job is None:
         pending = f"Job {needed.name} for version {version.version} is being created"
         return Measurement(needed.name, None, pending, is_in_progress=True)
-    return _describe_unfinished(job, version.version)
+    unfinished = describe_unfinished(job, f"Job {job.name} for version {version.version}")
+    return Measurement(job.name, None, unfinished.message, is_in_progress=unfinished.is_in_progress)
 
 
 def start_missing(draft: Draft) -> bool:
@@ -86,11 +85,9 @@ def start_missing(draft: Draft) -> bool:
     missing = [
         needed
         for needed in _list_needed(draft)
-        if _find_result(draft, needed) is None and _find_job(draft, needed.name) is None
+        if _find_result(draft, needed) is None and find_job(draft, needed.name) is None
     ]
-    draft.actions += [
-        StartJob(_build_body(draft, needed), _build_run(draft, needed)) for needed in missing
-    ]
+    draft.actions += [StartJob(_build_body(draft, needed), _build_run(draft, needed)) for needed in missing]
     return bool(missing)
 
 
@@ -106,7 +103,7 @@ def tidy(draft: Draft) -> None:
     needed_names = {needed.name for needed in _list_needed(draft)}
     recorded_names = {result.job for result in draft.status.gate_results}
     for job in draft.observed.child_jobs:
-        if is_being_deleted(job.body):
+        if job.component != names.GATE or is_being_deleted(job.body):
             continue
         is_needed = job.name in needed_names
         if not has_ended(job.body):
@@ -116,15 +113,6 @@ def tidy(draft: Draft) -> None:
             job.name in recorded_names or not is_needed
         ):
             draft.actions.append(ReleaseJob(job.name, job.uid))
-
-
-def stop_all(draft: Draft) -> None:
-    """Stop all Jobs that run."""
-    draft.actions += [
-        StopJob(job.name, job.uid, job.run_id)
-        for job in draft.observed.child_jobs
-        if not has_ended(job.body) and not is_being_deleted(job.body)
-    ]
 
 
 def _list_needed(draft: Draft) -> list[_NeededJob]:
@@ -179,10 +167,6 @@ def _list_used_numbers(draft: Draft, gate_name: str) -> set[str]:
     }
 
 
-def _find_job(draft: Draft, name: str) -> ObservedJob | None:
-    return next((job for job in draft.observed.child_jobs if job.name == name), None)
-
-
 def _find_result(draft: Draft, needed: _NeededJob) -> GateResult | None:
     key = (needed.version.version, needed.digest)
     return next((item for item in draft.status.gate_results if (item.version, item.digest) == key), None)
@@ -196,51 +180,6 @@ def _keep_result(draft: Draft, result: GateResult) -> None:
         unneeded = [item for item in results if (item.version, item.digest) not in needed_keys]
         results.remove((unneeded or results)[-1])
     draft.update(gate_results=results)
-
-
-def _is_conclusive(job: ObservedJob) -> bool:
-    """Whether a Job has ended. A Job that is being deleted may have failed because of the deletion."""
-    is_complete = job_condition(job.body, "Complete") is not None
-    return is_complete or (has_ended(job.body) and not is_being_deleted(job.body))
-
-
-def _describe_unfinished(job: ObservedJob, version: str) -> Measurement:
-    """What a Job without a result does, or what keeps it from running."""
-    what = f"Job {job.name} for version {version}"
-    obstacle = job.rejection or _find_obstacle(job.pods)
-    if is_being_deleted(job.body):
-        return Measurement(
-            job.name, None, f"{what} is being deleted, and is created again then", is_in_progress=True
-        )
-    if has_ended(job.body):
-        return Measurement(
-            job.name, None, f"{what} has ended, and its result is being read", is_in_progress=True
-        )
-    if job.body["spec"].get("suspend"):
-        return Measurement(job.name, None, f"{what} was suspended, for example by Kueue: resume it")
-    if obstacle:
-        return Measurement(job.name, None, f"{what} cannot run: {obstacle}")
-    failed = job.body.get("status", {}).get("failed") or 0
-    again = f" again after {failed} failed {'pod' if failed == 1 else 'pods'}" if failed else ""
-    is_running = any(pod.get("status", {}).get("phase") == "Running" for pod in job.pods)
-    state = "runs" if is_running else "starts"
-    log = f": see kubectl logs -n {job.body['metadata']['namespace']} job/{job.name}" if is_running else ""
-    return Measurement(job.name, None, f"{what} {state}{again}{log}", is_in_progress=True)
-
-
-def _find_obstacle(pods: tuple[Json, ...]) -> str | None:
-    """What keeps a pod from running, as far as its own status says; None if nothing does."""
-    for pod in pods:
-        if not is_alive(pod):
-            continue
-        blockage, unscheduled = find_waiting_container(pod), unschedulable_condition(pod)
-        if blockage:
-            return shorten(blockage.message)
-        if unscheduled:
-            return shorten(
-                f"pod {pod['metadata']['name']} cannot be scheduled: {unscheduled.get('message', '')}"
-            )
-    return None
 
 
 def _build_body(draft: Draft, needed: _NeededJob) -> Json:
@@ -270,4 +209,4 @@ def _build_run(draft: Draft, needed: _NeededJob) -> JobRun | None:
     experiment = names.default_experiment(
         promotion.namespace, on_databricks=draft.settings.on_databricks(tracking)
     )
-    return JobRun(key, experiment, needed.name, tags)
+    return JobRun(contract.TAG_GATE_JOB, key, experiment, needed.name, tags)

@@ -17,7 +17,7 @@ from finetune_operator.text import keep_last_lines, shorten
 
 # NB: names of metrics from MLflow can be any text.
 _MAX_NAME_CHARS = 253
-_DEADLINE_EXCEEDED = "DeadlineExceeded"
+DEADLINE_EXCEEDED = "DeadlineExceeded"
 _NOT_NUMBERS = "its termination message is not a JSON object of numbers"
 
 
@@ -43,10 +43,10 @@ def build_result(
         used_numbers: names of the numbers that gates use; they are kept before all others.
     """
     is_complete = job_condition(job.body, "Complete") is not None
-    pod = _find_last_pod(job.pods)
+    pod = find_last_pod(job.pods)
     numbers: dict[str, str] = {}
     if is_complete:
-        reported, problem = _parse_numbers(_find_termination(pod).get("message") or "")
+        reported, problem = _parse_numbers(find_termination(pod).get("message") or "")
         logged = {name: repr(value) for name, value in (job.run.metrics if job.run else {}).items()}
         numbers = _bound_numbers(logged | reported, used_numbers)
         ending = _Ending("Succeeded", problem)
@@ -64,15 +64,16 @@ def build_result(
     )
 
 
-def _find_last_pod(pods: Sequence[Json]) -> Json:
+def find_last_pod(pods: Sequence[Json]) -> Json:
     """The pod that started last; {} if no pod exists any more."""
     return max(pods, key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")), default={})
 
 
-def _find_termination(pod: Json) -> Json:
-    """How the main container of a pod ended; {} if it did not run."""
-    for item in pod.get("status", {}).get("containerStatuses") or []:
-        if item["name"] == MAIN_CONTAINER:
+def find_termination(pod: Json, container: str = MAIN_CONTAINER) -> Json:
+    """How a container of a pod ended; {} if it did not run."""
+    status = pod.get("status", {})
+    for item in [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]:
+        if item["name"] == container:
             return dict(item.get("state", {}).get("terminated") or {})
     return {}
 
@@ -116,8 +117,8 @@ def _bound_numbers(numbers: Mapping[str, str], used_numbers: Collection[str]) ->
 def _explain_failure(job: ObservedJob, pod: Json, gate: JobGate) -> _Ending:
     """Explain why a Job failed: its time limit, the end of its log, or what the Job controller reports."""
     log = f"see kubectl logs -n {job.body['metadata']['namespace']} job/{job.name}"
-    status, terminated = pod.get("status", {}), _find_termination(pod)
-    if status.get("reason") == _DEADLINE_EXCEEDED:
+    status, terminated = pod.get("status", {}), find_termination(pod)
+    if status.get("reason") == DEADLINE_EXCEEDED:
         limit = f"{gate.timeout_seconds or DEFAULT_TIMEOUT_SECONDS} s (timeoutSeconds)"
         where = describe_pods([pod])
         if not terminated.get("startedAt"):

@@ -30,6 +30,7 @@ _PHASES: dict[str, PromotionPhase] = {
     ConditionReason.INVALID_SPEC: "Blocked",
     ConditionReason.CONFLICT: "Blocked",
     ConditionReason.JOB_FAILED: "Blocked",
+    ConditionReason.COPY_FAILED: "Blocked",
     ConditionReason.NOTHING_TO_ROLL_BACK_TO: "Blocked",
     ConditionReason.REGISTRY_CHANGED: "Blocked",
     ConditionReason.ALIAS_MOVED: "Blocked",

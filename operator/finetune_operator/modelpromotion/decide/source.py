@@ -6,6 +6,7 @@ from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.modelpromotion import ModelPromotionSpec
 from finetune_operator.modelpromotion.decide.approval import forget_waits
 from finetune_operator.modelpromotion.decide.draft import Draft
+from finetune_operator.modelpromotion.decide.registry_copy import describe_source, follow_copy, forget_copy
 from finetune_operator.modelpromotion.model import SourceJob
 from finetune_operator.modelpromotion.versions import named_version
 from finetune_operator.policy.result import Continue, Outcome, Stop
@@ -15,7 +16,10 @@ def resolve_candidate(draft: Draft) -> Outcome:
     """Set the candidate, or report what the source waits for; until it names a version, the last candidate stays. Always continues the pass."""
     spec, observed = draft.spec, draft.observed
     version = named_version(spec, observed)
-    if observed.model is None:
+    wait = follow_copy(draft, spec.source.registry)
+    if wait:
+        _wait(draft, *wait)
+    elif observed.model is None:
         _wait(draft, *_explain_missing_model(spec, observed.job))
     elif version is None and spec.source.alias:
         _wait(draft, ConditionReason.WAITING_FOR_ALIAS, f"{spec.model} has no alias {spec.source.alias} yet")
@@ -23,6 +27,7 @@ def resolve_candidate(draft: Draft) -> Outcome:
         _wait(draft, *_explain_job(spec.source.job_name, spec.model, observed.job))
     elif observed.lacks(version):
         draft.update(candidate=None)
+        forget_copy(draft)
         _wait(draft, ConditionReason.WAITING_FOR_VERSION, f"{spec.model} has no version {version}")
     elif (candidate := observed.versions.get(version)) and not candidate.ready:
         draft.update(candidate=version)
@@ -68,10 +73,11 @@ def require_candidate(draft: Draft) -> Outcome:
     status = draft.status
     is_promoted = status.promoted is not None and status.promoted == status.candidate
     is_same_source = status.source == _describe_source(draft.spec)
-    # The source alias or job may be deleted once its version is promoted; a missing version is always reported.
+    # The source alias, job or registry may be deleted once its version is promoted; a missing version is always reported.
     is_dispensable = condition is not None and condition.reason in (
         ConditionReason.WAITING_FOR_ALIAS,
         ConditionReason.WAITING_FOR_JOB,
+        ConditionReason.SOURCE_UNREADABLE,
     )
     if condition and not (is_promoted and is_same_source and is_dispensable):
         forget_waits(draft)
@@ -87,6 +93,8 @@ def _wait(draft: Draft, reason: ConditionReason, message: str) -> None:
 def _describe_source(spec: ModelPromotionSpec) -> str:
     if spec.source.alias:
         return f"alias {spec.source.alias}"
+    if spec.source.registry:
+        return describe_source(spec.source.registry)
     return f"FineTuneJob {spec.source.job_name}" if spec.source.fine_tune_job_ref else "the source"
 
 
@@ -94,6 +102,8 @@ def _describe_candidate(spec: ModelPromotionSpec, version: str) -> str:
     source = _describe_source(spec)
     if spec.source.alias:
         return f"{source} points at version {version}"
+    if spec.source.registry:
+        return f"version {version} is the copy of {source}"
     return (
         f"{source} registered version {version}"
         if spec.source.fine_tune_job_ref

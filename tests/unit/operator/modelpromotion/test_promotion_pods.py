@@ -10,7 +10,8 @@ from finetune_crds.modelpromotion import ModelPromotionSpec
 from finetune_operator.defaults import Defaults
 from finetune_operator.modelpromotion.model import Promotion
 from finetune_operator.modelpromotion.observe import read_promotion
-from finetune_operator.modelpromotion.pods import add_run, build_job
+from finetune_operator.modelpromotion.pods.gate_pod import build_job
+from finetune_operator.modelpromotion.pods.job import add_run
 from finetune_operator.settings import Settings
 
 Json = dict[str, Any]

@@ -394,6 +394,12 @@ def watched(url: str) -> Json:
     }
 
 
+def copied(**registry: Any) -> Json:
+    """A promotion of a copy."""
+    source = {"uri": "https://dev.example", "model": "team.dev", "version": 3} | registry
+    return {"source": {"type": "Registry", "registry": source}}
+
+
 def with_gate(template: Json) -> Json:
     job = {"image": "judge", "template": template}
     return {"gates": [{"name": "judge", "type": "Job", "job": job}]}
@@ -438,6 +444,29 @@ PROMOTIONS: dict[str, tuple[Json, Json, list[tuple[str, str]]]] = {
         watched("http://10.0.0.1"),
         PERMITTED | {"prometheus": ["https://prometheus.team.example"]},
         [("spec.onRegression.prometheus.url http://10.0.0.1", "prometheus")],
+    ),
+    "a copy from a permitted registry": (
+        copied(secretRef={"name": "dev"}),
+        PERMITTED | {"tracking": [MLFLOW, {"uri": "https://dev.example", "credentials": "Own"}]},
+        [],
+    ),
+    "a copy from another registry": (
+        copied(secretRef={"name": "dev"}),
+        PERMITTED,
+        [("spec.source.registry.uri https://dev.example", "tracking")],
+    ),
+    "a copy without a login, of a model of others, on the node": (
+        copied(model="others", template={"spec": {"hostPID": True}}),
+        PERMITTED | {"tracking": [MLFLOW, {"uri": "https://dev.example", "credentials": "Own"}]},
+        [
+            (
+                "spec.source.registry.uri https://dev.example with the credentials of the installation, because "
+                "spec.source.registry.secretRef names no required Secret,",
+                "tracking",
+            ),
+            ("spec.source.registry.model others", "models"),
+            ("spec.source.registry.template.spec.hostPID", "pods"),
+        ],
     ),
     "a gate with GPUs": (
         with_gate(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from finetune_trainer.pod import mlflow_run
-from finetune_trainer.pod.exit_status import PodFailure, RecipeRefusedError, TrainingError
+from finetune_trainer.pod.exit_status import RecipeRefusedError, TrainingError
+from finetune_trainer.pod.mlflow_retries import UNREACHABLE_TIMEOUT_SECONDS, call_with_retries
 from finetune_trainer.train.delivery import upload
 
 if TYPE_CHECKING:
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 LOGGED_MODEL_NAME = "model"
-_UNREACHABLE_TIMEOUT_SECONDS = 600.0
-_MAX_PAUSE_SECONDS = 15.0
 
 
 class Registry:
@@ -34,6 +32,7 @@ class Registry:
         upload_mode: register.upload: whether files are uploaded directly to the artifact store or through the server.
         connect: creates the client for a call.
         patience_seconds: how long to retry while MLflow is unreachable.
+        done: what was done before the upload, for the error about an unreachable MLflow.
     """
 
     def __init__(
@@ -43,14 +42,20 @@ class Registry:
         *,
         connect: Callable[[], MlflowClient] = mlflow_run.create_client,
         patience_seconds: float | None = None,
+        done: str = "training finished",
     ) -> None:
         self._run_id, self._upload_mode = run_id, upload_mode
         self._connect = connect
-        self._patience = patience_seconds or mlflow_run.get_patience_seconds(_UNREACHABLE_TIMEOUT_SECONDS)
+        self._done = done
+        self._patience = patience_seconds or mlflow_run.get_patience_seconds(UNREACHABLE_TIMEOUT_SECONDS)
 
     def find_version(self, model: str) -> str | None:
         """Return the version of `model` that an earlier attempt of this run registered, if any."""
-        return self._with_retries(lambda mlflow: self._find_version(mlflow, model))
+        return self.call(lambda mlflow: self._find_version(mlflow, model))
+
+    def find_tagged(self, model: str, tag: str, value: str) -> str | None:
+        """Return the first complete version of `model` with a tag, if any. Not in Unity Catalog, which does not filter by tags."""
+        return self.call(lambda mlflow: _find_tagged(mlflow, model, tag, value))
 
     def upload(self, folder: Path) -> str:
         """Upload the exported folder as the run's logged model, unless the run has one, and return the model's id.
@@ -59,52 +64,48 @@ class Registry:
             RecipeRefusedError: MLflow rejected the model, or does not support register.upload.
             TrainingError: MLflow was unreachable for too long.
         """
-        return self._with_retries(lambda mlflow: self._log(mlflow, folder))
+        return self.call(lambda mlflow: self._log(mlflow, folder))
 
-    def register(self, model: str, model_id: str, folder: Path, tags: Mapping[str, str]) -> str:
+    def register(
+        self,
+        model: str,
+        model_id: str,
+        folder: Path,
+        tags: Mapping[str, str],
+        *,
+        description: str | None = None,
+    ) -> str:
         """Register the logged model as a version of `model`, unless it is registered, and return the version number.
 
         `folder` is the uploaded folder: Unity Catalog stores its own copy of it.
         """
-        return self._with_retries(
+        return self.call(
             lambda mlflow: (
                 self._find_version(mlflow, model)
-                or self._create_version(mlflow, model, model_id, folder, tags)
+                or self._create_version(mlflow, model, model_id, folder, tags, description=description)
             )
         )
 
-    def _with_retries(self, call: Callable[[MlflowClient], T]) -> T:
+    def call(self, call: Callable[[MlflowClient], T]) -> T:
         """Call MLflow, with retries while it is unreachable.
 
         Raises:
             RecipeRefusedError: MLflow rejected the call.
             TrainingError: MLflow was unreachable for too long.
         """
-        deadline = time.monotonic() + self._patience
-        pause, printed = 0.5, False
-        while True:
-            try:
-                return call(self._connect())
-            except PodFailure:
-                # `upload.require` refused the recipe.
-                raise
-            except Exception as error:
-                line = mlflow_run.first_line(error)
-                if mlflow_run.is_final(error):
-                    # NB: another attempt would train again, and be refused again.
-                    raise RecipeRefusedError(
-                        f"MLflow refused the model: {line}", reason="RegistrationRefused"
-                    ) from error
-                if time.monotonic() + pause > deadline:
-                    raise TrainingError(
-                        "MlflowUnreachable",
-                        f"training finished, but MLflow was not reachable for {self._patience:.0f} s: {line}",
-                    ) from error
-                if not printed:
-                    print(f"waiting for MLflow to register the model: {line}", flush=True)
-                    printed = True
-                time.sleep(pause)
-                pause = min(2 * pause, _MAX_PAUSE_SECONDS)
+        return call_with_retries(
+            lambda: call(self._connect()),
+            purpose="to register the model",
+            # NB: another attempt would train again, and be refused again.
+            refuse=lambda line: RecipeRefusedError(
+                f"MLflow refused the model: {line}", reason="RegistrationRefused"
+            ),
+            give_up=lambda line: TrainingError(
+                "MlflowUnreachable",
+                f"{self._done}, but MLflow was not reachable for {self._patience:.0f} s: {line}",
+            ),
+            patience_seconds=self._patience,
+        )
 
     def _find_version(self, mlflow: MlflowClient, model: str) -> str | None:
         # NB: Unity Catalog filters only by name, so compare the run here.
@@ -140,7 +141,14 @@ class Registry:
         return str(logged.model_id)
 
     def _create_version(
-        self, mlflow: MlflowClient, model: str, model_id: str, folder: Path, tags: Mapping[str, str]
+        self,
+        mlflow: MlflowClient,
+        model: str,
+        model_id: str,
+        folder: Path,
+        tags: Mapping[str, str],
+        *,
+        description: str | None,
     ) -> str:
         from mlflow.exceptions import MlflowException
 
@@ -155,10 +163,20 @@ class Registry:
             source=f"models:/{model_id}",
             run_id=self._run_id,
             tags=dict(tags),
+            description=description,
             local_model_path=str(folder),
             model_id=model_id,
         )
         return str(version.version)
+
+
+def _find_tagged(mlflow: MlflowClient, model: str, tag: str, value: str) -> str | None:
+    versions = _search_all_pages(
+        lambda token: mlflow.search_model_versions(f"tags.`{tag}` = '{value}'", page_token=token)
+    )
+    # NB: the grammar of filters has no quotes in names, so compare the name here.
+    numbers = [int(item.version) for item in versions if item.name == model and item.status == "READY"]
+    return str(min(numbers)) if numbers else None
 
 
 def _search_all_pages(search: Callable[[str | None], Any]) -> Iterator[Any]:

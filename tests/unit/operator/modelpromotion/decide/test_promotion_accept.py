@@ -23,6 +23,14 @@ UNREADABLE = (
 )
 
 
+def copy_of(**registry: Any) -> Json:
+    """A source of type Registry."""
+    return {"type": "Registry", "registry": {"version": 3, **registry}}
+
+
+COPY = copy_of(uri="https://mlflow.dev.example", model="m")
+
+
 def serving(secret: Json | None = None) -> Json:
     """An endpoint whose model gets a secret of the workspace."""
     variables = {"HF_TOKEN": "{{secrets/hub/token}}", "MODE": "fast"}
@@ -46,6 +54,35 @@ CASES: dict[str, tuple[Json, Settings, list[str]]] = {
             "spec.windows[night].timeZone Europe/Berlim is unknown: set a name of the time zone database, such as Europe/Berlin",
             "spec.windows[night].schedule 0 0 * * 5#2 is not valid: set minute, hour, day of the month, month and day of the week as in "
             "a CronJob, such as 0 2 * * MON",
+        ],
+    ),
+    "a copy": ({"source": COPY}, MLFLOW, []),
+    "a copy into another model of the same registry": (
+        {"source": copy_of(uri="http://mlflow:5000/", model="other")},
+        MLFLOW,
+        [],
+    ),
+    "a copy of the model into itself": (
+        {"source": copy_of(uri="http://mlflow:5000/", model="m")},
+        MLFLOW,
+        [
+            "spec.source.registry names model m of the registry that the version would be copied to: set spec.source.type to Version or Alias"
+        ],
+    ),
+    "a copy into Unity Catalog": (
+        {"source": COPY, "model": "main.llm.m"} | IN_CATALOG,
+        MLFLOW,
+        [
+            "spec.source.type Registry copies into the registry of an MLflow server, not into Unity Catalog: copy the version with "
+            "MLflow's client, and set spec.source.version to the copy"
+        ],
+    ),
+    "a copy into a registry without a tracking server": (
+        {"source": COPY, "tracking": {"registryUri": "http://registry:5000"}},
+        Settings(),
+        [
+            "spec.source.type Registry needs a tracking server for the files of the copy: create a ModelPromotion with another name and "
+            "spec.tracking.uri"
         ],
     ),
     "a password in the address": (

@@ -52,7 +52,7 @@ def test_a_move_that_failed(reason: ConditionReason, message: ConditionReason) -
 
 def test_a_job_that_could_not_be_created_leaves_the_gates_unclear() -> None:
     decision = PromotionDecision(
-        status=ModelPromotionStatus(candidate="2"), actions=(StartJob({}, None),)
+        status=ModelPromotionStatus(candidate="2"), actions=(StartJob({"metadata": {}}, None),)
     )
     problem = Problem(ConditionReason.MLFLOW_UNREACHABLE, "here is why")
     status = record_failed_action(

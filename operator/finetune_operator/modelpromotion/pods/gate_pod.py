@@ -1,4 +1,4 @@
-"""The Job of a gate, with one pod at a time."""
+"""The Job of a gate."""
 
 from __future__ import annotations
 
@@ -9,14 +9,11 @@ from finetune_crds.modelpromotion import ModelPromotionSpec
 from finetune_crds.pods import MAIN_CONTAINER, PodSettings
 from finetune_operator import names
 from finetune_operator.batch.default_requests import add_default_requests
-from finetune_operator.batch.pod_defaults import IGNORE_DISRUPTION, TMP, build_pod_defaults
+from finetune_operator.batch.pod_defaults import TMP, build_pod_defaults
 from finetune_operator.batch.pod_settings import as_template, build_pull_secrets, merge_templates
 from finetune_operator.modelpromotion.model import Promotion
-from finetune_operator.owners import build_owner_reference
+from finetune_operator.modelpromotion.pods.job import wrap_pod
 from finetune_operator.settings import Settings
-from finetune_operator.template_merge import merge
-
-ENV_RUN_ID = "MLFLOW_RUN_ID"
 
 
 def build_job(
@@ -29,40 +26,10 @@ def build_job(
     name: str,
 ) -> Json:
     """Build the Job that judges a version. `add_run` adds its MLflow run."""
-    identifiers = {names.ANNOTATION_PROMOTION: promotion.name, names.ANNOTATION_VERSION: version}
-    labels = {
-        names.LABEL_MANAGED_BY: names.FIELD_MANAGER,
-        names.LABEL_UID: promotion.uid,
-        names.LABEL_COMPONENT: names.GATE,
-    }
     pod = _build_pod(spec, settings, gate, version)
-    return {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "metadata": {
-            "name": name,
-            "namespace": promotion.namespace,
-            "labels": labels,
-            "annotations": identifiers,
-            "ownerReferences": [build_owner_reference("ModelPromotion", promotion.name, promotion.uid)],
-        },
-        "spec": {
-            # NB: without ttlSecondsAfterFinished, which the operator sets once the result is in the status: it may be down for longer.
-            "backoffLimit": gate.retries or 0,
-            "podFailurePolicy": {"rules": [IGNORE_DISRUPTION]},
-            "template": merge(pod, {"metadata": {"labels": labels, "annotations": identifiers}}),
-        },
-    }
-
-
-def add_run(job: Json, run_id: str) -> Json:
-    """The Job with its MLflow run, as an annotation and as a variable of its pods."""
-    variable = {"name": ENV_RUN_ID, "value": run_id}
-    addition = {
-        "metadata": {"annotations": {names.ANNOTATION_RUN: run_id}},
-        "spec": {"template": {"spec": {"containers": [{"name": MAIN_CONTAINER, "env": [variable]}]}}},
-    }
-    return dict(merge(job, addition))
+    return wrap_pod(
+        promotion, pod, name=name, component=names.GATE, version=version, retries=gate.retries or 0
+    )
 
 
 def _build_pod(spec: ModelPromotionSpec, settings: Settings, gate: JobGate, version: str) -> Json:

@@ -1,0 +1,1 @@
+"""Copies a version from one MLflow registry to another: `finetune-copy`."""
