@@ -78,7 +78,7 @@ class ReplacedField(NamedTuple):
     """A field that an earlier version had, and that the API server refuses.
 
     Attributes:
-        kind: the JSON type of the field.
+        kind: the JSON type of the field, or integer or string.
         path: the path of the field in the error, such as training.overlong.
         outcome: the rest of the error after `path was`, such as replaced by training.truncation.
     """

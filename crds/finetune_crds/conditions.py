@@ -101,7 +101,7 @@ class ConditionType(StrEnum):
     GATES_PASSED = "GatesPassed"
     """The candidate passed every gate; Unknown while a gate cannot be evaluated."""
     APPROVED = "Approved"
-    """A person approved the candidate. Absent without `spec.approval`."""
+    """Enough people approved the candidate. Absent if no approval is needed."""
     SOAKED = "Soaked"
     """The soak time of the candidate is over. Absent without `spec.soakSeconds`."""
     PROMOTED = "Promoted"

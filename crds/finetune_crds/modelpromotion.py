@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
+from finetune_crds.approvals import YEAR_IN_SECONDS, Approval, Approvals
 from finetune_crds.base import (
     WEEK_IN_SECONDS,
     ApiModel,
     Passthrough,
-    ReplacedField,
     Uri,
     build_immutability_rule,
-    replaced,
     rules,
 )
 from finetune_crds.env import LocalReference, ObjectReference
@@ -22,33 +21,10 @@ from finetune_crds.mlflow_names import NOT_IN_UNITY_TAGS, UNITY_TAGS_MESSAGE, Al
 from finetune_crds.promotion_status import ModelPromotionStatus
 from finetune_crds.regression import OnRegression
 from finetune_crds.serving import Serving
+from finetune_crds.version_number import VersionNumber
 from finetune_crds.windows import Windows
 
-# The number of a version has at most ten digits.
-_NUMBER = "[1-9][0-9]{0,9}"
-_MAX_NUMBER = 9_999_999_999
-_YEAR_IN_SECONDS = 366 * 24 * 3600
 DEFAULT_COPY_TIMEOUT_SECONDS = 6 * 3600
-
-
-def _build_number_schema() -> dict[str, Any]:
-    """Return the schema of a version number, which people write with or without quotes."""
-    choices = [{"type": "integer"}, {"type": "string"}]
-    bounds = {"minimum": 1, "maximum": _MAX_NUMBER, "pattern": f"^{_NUMBER}$"}
-    return {"x-kubernetes-int-or-string": True, "anyOf": choices, **bounds}
-
-
-def _text(value: object) -> object:
-    """Return a number as text. Any other value, such as a bool, which is an int in Python, is returned unchanged, for pydantic to check."""
-    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
-
-
-VersionNumber = Annotated[
-    str,
-    BeforeValidator(_text),
-    Field(pattern=f"^{_NUMBER}$", json_schema_extra=_build_number_schema()),
-]
-"""The number of a model version, as a number or as text."""
 
 
 class Rollback(ApiModel):
@@ -134,29 +110,6 @@ class Source(ApiModel):
         return self.fine_tune_job_ref.name if self.fine_tune_job_ref else ""
 
 
-class Approval(ApiModel):
-    """The approval of a person. A version that passed its gates waits for the approval, even if no field is set."""
-
-    model_config = ConfigDict(
-        json_schema_extra=replaced(
-            required=ReplacedField(
-                "boolean",
-                "approval.required",
-                "removed: a version waits for approval whenever approval is set; remove required, or approval",
-            )
-        )
-    )
-
-    version: VersionNumber | None = None
-    """The approved version; the approval does not apply to any other version."""
-    by: Annotated[str, Field(min_length=1, max_length=253)] | None = None
-    """Name of the approver, for the history."""
-    bypass_soak: bool | None = None
-    """Skip the rest of soakSeconds once the version is approved."""
-    timeout_seconds: Annotated[int, Field(ge=1, le=_YEAR_IN_SECONDS)] | None = None
-    """The version is refused if it is not approved within this time. Default: no limit."""
-
-
 class PromotionTracking(ApiModel):
     """The MLflow server and the model registry."""
 
@@ -218,8 +171,10 @@ class ModelPromotionSpec(ApiModel):
     gates: Gates = Field(default_factory=list)
     """Conditions that the version must all meet. A gate that cannot be evaluated yet delays the promotion."""
     approval: Approval | None = None
-    """If set, even to `{}`, a version waits for the approval of a person. Default: no approval is needed."""
-    soak_seconds: Annotated[int, Field(ge=0, le=_YEAR_IN_SECONDS)] = 0
+    """If set, even to `{}`, a version waits for an approval. Default: it waits only if the platform team requires approvals."""
+    approvals: Approvals = Field(default_factory=list)
+    """The versions that people approved, one for each person."""
+    soak_seconds: Annotated[int, Field(ge=0, le=YEAR_IN_SECONDS)] = 0
     """Seconds between passing the gates and moving the alias."""
     windows: Windows = Field(default_factory=list)
     """Times in which the alias may move to a candidate, or a canary may begin. A rollback, a withdrawal and a repair do not

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field
 
+from finetune_crds.approvals import MAX_APPROVALS
 from finetune_crds.base import ApiModel, list_type_map
 from finetune_crds.conditions import UNSEEN, Conditions, ObservedGeneration
 from finetune_crds.gates import MAX_JOB_GATES
@@ -290,8 +291,8 @@ class Journal(ApiModel):
     """The version whose deletion removed the alias, until the alias is set again."""
     untagged: str | None = None
     """The version that got the alias and does not have all of its tags yet."""
-    old_approval: str | None = None
-    """Digest of the approval that was in the spec when the promotion started over. It does not count."""
+    old_approvals: Annotated[list[str], Field(max_length=MAX_APPROVALS)] | None = None
+    """Digests of the approvals that were in the spec when the promotion started over. They do not count."""
 
 
 class ModelPromotionStatus(ApiModel):

@@ -150,6 +150,7 @@ _REFUSED_SCHEMAS: dict[str, Schema] = {
     "object": _ANY_OBJECT,
     "boolean": {"type": "boolean"},
     "integer": {"type": "integer"},
+    "integer or string": {"x-kubernetes-int-or-string": True},
 }
 
 

@@ -33,9 +33,9 @@ def promote(installation: Installation, version: str) -> None:
         follow(installation, "staging", at("Promoted", version))
         waiting = follow(installation, "champion", at("AwaitingApproval", None))
         tell_verdicts(terminal, waiting)
-    approval = {"approval": {"version": int(version), "by": "you"}}
-    with terminal.stage(patch_command("champion", approval)):
-        installation.patch("modelpromotion", "champion", approval)
+    approvals = {"approvals": [{"version": int(version), "by": "you"}]}
+    with terminal.stage(patch_command("champion", approvals)):
+        installation.patch("modelpromotion", "champion", approvals)
         follow(installation, "champion", at("Promoted", version))
 
 
@@ -56,7 +56,8 @@ def overrule(installation: Installation, worse: str) -> None:
     change = {
         "source": {"type": "Version", "alias": None, "version": number},
         "gates": None,
-        "approval": {"version": number, "by": "somebody in a hurry", "bypassSoak": True},
+        "approval": {"bypassSoak": True},
+        "approvals": [{"version": number, "by": "somebody in a hurry"}],
     }
     with installation.terminal.stage(f"somebody overrules them: {patch_command('champion', change)}"):
         installation.patch("modelpromotion", "champion", change)

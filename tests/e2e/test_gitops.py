@@ -61,7 +61,7 @@ def test_commits_train_approve_roll_back_and_prune(gitops: GitOps, jobs: Jobs, r
     gitops.wait_health("FineTuneJob", JOB, "Healthy", f"{MODEL} version 1", seconds=SECONDS_OF_TRAINING)
     gitops.wait_health("ModelPromotion", f"{JOB}-candidate", "Healthy", "candidate is version 1")
     gitops.wait_health("ModelPromotion", f"{JOB}-staging", "Healthy", "staging is version 1")
-    gitops.wait_health("ModelPromotion", f"{JOB}-champion", "Suspended", "set spec.approval.version to 1")
+    gitops.wait_health("ModelPromotion", f"{JOB}-champion", "Suspended", "add {version: 1, by: NAME}")
     gitops.wait_application("Suspended")
     assert hand.aliases(MODEL) == {"candidate": "1", "staging": "1"}
 
@@ -105,10 +105,9 @@ def promotion(alias: str, **spec: Any) -> Json:
 
 def champion(version: str, approved: str | None = None, loss: float = KNOWS_NOTHING) -> Json:
     """The champion's promotion, as it is in a commit."""
-    approval = {"version": approved, "by": "ann"} if approved else {}
-    return promotion(
-        "champion", source={"type": "Version", "version": version}, gates=[at_most(loss)], approval=approval
-    )
+    source = {"type": "Version", "version": version}
+    approvals = [{"version": approved, "by": "ann"}] if approved else []
+    return promotion("champion", source=source, gates=[at_most(loss)], approval={}, approvals=approvals)
 
 
 def at_most(loss: float) -> Json:

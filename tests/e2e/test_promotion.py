@@ -167,12 +167,12 @@ def test_a_gate_that_runs_a_job_judges_by_its_numbers(
 
 def test_an_approval_counts_for_its_version_alone(promotions: Promotions) -> None:
     good, worse = promotions.good, promotions.worse
-    promotions.apply(
-        approved={"source": {"type": "Version", "version": good}, "approval": {"version": worse}}
-    )
+    approvals = [{"version": worse, "by": "kim"}]
+    source = {"type": "Version", "version": good}
+    promotions.apply(approved={"source": source, "approval": {}, "approvals": approvals})
     status = promotions.reaches("approved", at("AwaitingApproval", None))
-    assert f"approval.version is {worse}" in condition(status, "Approved")["message"]
-    promotions.patch("approved", approval={"version": good, "by": "kim"})
+    assert f"spec.approvals names version {worse}" in condition(status, "Approved")["message"]
+    promotions.patch("approved", approvals=[{"version": good, "by": "kim"}])
     status = promotions.reaches("approved", at("Promoted", good))
     assert [(item["toVersion"], item["by"]) for item in status["history"]] == [(good, "kim")]
 

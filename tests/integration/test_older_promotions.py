@@ -18,9 +18,9 @@ Json = dict[str, Any]
 
 
 def stored(previous_percent: int) -> Json:
-    """What the earlier version stored. Its API server filled in `required` and a `previousPercent` of 0."""
+    """What the earlier version stored. Its API server filled in a `previousPercent` of 0."""
     return promotion(
-        approval={"required": True, "version": 1},
+        approval={"version": 1, "by": "kim"},
         serving={
             "type": "Databricks",
             "databricks": {
@@ -36,11 +36,12 @@ OLDER = stored(previous_percent=0)
 SHARED = stored(previous_percent=20)
 CHANGES: dict[str, Json] = {
     "suspended": {"suspend": True},
-    "approved": {"approval": {"version": 2}},
+    "approved": {"approvals": [{"version": 2, "by": "kim"}]},
     "rolled back": {"rollbackTo": {"type": "Previous"}},
     "another machine": {"serving": {"databricks": {"workloadType": "GPUSmall"}}},
     "written anew": {
-        "approval": {"required": None},
+        "approval": {"version": None, "by": None},
+        "approvals": [{"version": 1, "by": "kim"}],
         "serving": {
             "endpoint": "support",
             "databricks": {"endpoint": None, "previousPercent": None, "canary": None},

@@ -261,8 +261,8 @@ IN_NO_SAMPLE = {
         "spec.training.seed",
     },
     "ModelPromotion": {
-        "spec.approval.by",
-        "spec.approval.version",
+        "spec.approvals[].by",
+        "spec.approvals[].version",
         "spec.gates[].comparison.betterBy.absolute",
         "spec.suspend",
     },

@@ -152,6 +152,7 @@ class Observed:
         ownership: which installation moves the alias.
         reading: the number of spec.onRegression; None if no version is watched.
         refusal: why the promotion must not be reconciled; then nothing else was observed.
+        needed_approvals: the number of people who must approve a version, by the platform team's file; 0 if it does not say.
     """
 
     problem: Problem | None = None
@@ -166,6 +167,7 @@ class Observed:
     ownership: Ownership = UNSUPPORTED
     reading: Reading | None = None
     refusal: Refusal | None = None
+    needed_approvals: int = 0
 
     def alias(self, name: str) -> str | None:
         """The version that an alias points at."""

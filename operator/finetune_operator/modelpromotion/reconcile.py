@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
@@ -63,6 +64,9 @@ class ModelPromotionReconciler(Reconciler):
         )
         # NB: nothing is read for a promotion that is not permitted, with whatever credentials.
         observed = Observed(refusal=refusal) if refusal else await self.observer.observe(promotion)
+        if self.permissions and promotion.spec:
+            needed_approvals = self.permissions.count_approvals(promotion.namespace, promotion.spec)
+            observed = dataclasses.replace(observed, needed_approvals=needed_approvals)
         now = self.now()
         decision = decide(promotion, observed, now, self.settings)
         try:

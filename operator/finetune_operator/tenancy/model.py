@@ -6,6 +6,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field
 
+from finetune_crds.approvals import MAX_APPROVALS
 from finetune_crds.base import ApiModel, NonNegative, Positive, Uri
 from finetune_crds.conditions import ConditionReason
 from finetune_operator.patterns import Pattern, matches
@@ -43,6 +44,19 @@ class DatabricksAccess(ApiModel):
     """Ids of existing clusters. A new cluster needs an instance pool or a cluster policy whose id is here."""
 
 
+class ApprovalRule(ApiModel):
+    """The approvals that a version needs before the operator gives it an alias. If several rules match, all of them apply."""
+
+    alias: Pattern
+    """The alias."""
+    models: Annotated[list[Pattern], Field(min_length=1)] = Field(default_factory=lambda: ["*"])
+    """The registered models."""
+    count: Annotated[int, Field(ge=1, le=MAX_APPROVALS)] = 1
+    """How many people must approve the version."""
+    groups: list[Annotated[str, Field(min_length=1)]] = Field(default_factory=list)
+    """Groups of users, one of which a person who approves must be in. The admission policy of the chart checks it. Default: no group."""
+
+
 class Tenant(ApiModel):
     """The namespaces of a tenant, and what their resources may use."""
 
@@ -54,6 +68,10 @@ class Tenant(ApiModel):
     """Registered models to create versions of and to move aliases of; for inference tables, catalog.schema."""
     aliases: list[Pattern] = Field(default_factory=list)
     """Aliases to move."""
+    approvals: list[ApprovalRule] = Field(default_factory=list)
+    """The aliases that need approvals. Only promotions move them; jobs do not."""
+    git_ops_accounts: list[Annotated[str, Field(min_length=1)]] = Field(default_factory=list)
+    """Names of the users that apply what was reviewed in Git. The admission policy of the chart lets them write the approvals of others."""
     experiments: list[Pattern] = Field(default_factory=list)
     """Experiments for the runs of jobs besides that of the namespace."""
     endpoints: list[Pattern] = Field(default_factory=list)

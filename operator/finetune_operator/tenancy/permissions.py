@@ -12,7 +12,11 @@ from finetune_crds.modelpromotion import ModelPromotionSpec
 from finetune_operator.settings import Settings
 from finetune_operator.tenancy.file import TenancyFile
 from finetune_operator.tenancy.model import SYSTEM_NAMESPACES, Refusal, Tenant
-from finetune_operator.tenancy.specs import find_job_breaches, find_promotion_breaches
+from finetune_operator.tenancy.specs import (
+    count_needed_approvals,
+    find_job_breaches,
+    find_promotion_breaches,
+)
 from finetune_operator.tenancy.templates import Breach
 
 log = logging.getLogger(__name__)
@@ -51,6 +55,11 @@ class Permissions:
                 yield from find_promotion_breaches(spec, tenant, self.settings)
 
         return self._refuse(namespace, find_breaches)
+
+    def count_approvals(self, namespace: str, spec: ModelPromotionSpec) -> int:
+        """Return the number of people who must approve a version before the promotion gives it the alias; 0 if no rule matches."""
+        tenant = self.find_tenant(namespace)
+        return count_needed_approvals(spec, tenant, self.settings) if tenant else 0
 
     def find_tenant(self, namespace: str) -> Tenant | None:
         """Return the tenant of a namespace; None if there is none, or no tenancy."""

@@ -19,7 +19,7 @@ from finetune_operator.databricks.secret_scopes import find_scopes, is_own_login
 from finetune_operator.patterns import matches
 from finetune_operator.settings import DATABRICKS, UNITY_CATALOG, Settings
 from finetune_operator.template_merge import containers, items
-from finetune_operator.tenancy.model import DatabricksAccess, Tenant
+from finetune_operator.tenancy.model import ApprovalRule, DatabricksAccess, Tenant
 from finetune_operator.tenancy.templates import (
     Breach,
     count_devices,
@@ -72,6 +72,9 @@ def find_job_breaches(
         yield from _find_model_breaches(spec.register_.model, "spec.register.model", registry, tenant)
         for alias in spec.register_.aliases:
             yield from _find_alias_breaches(alias, "spec.register.aliases", registry, tenant)
+            if _find_approval_rules(spec.register_.model, alias, registry, tenant):
+                what = f"spec.register.aliases {alias}, which only a ModelPromotion may move,"
+                yield Breach(what, "approvals")
     url = spec.trainer.code.git.url if spec.trainer.code and spec.trainer.code.git else None
     # NB: a client may resolve `..`, also in its encoded form, to a folder that the pattern does not name.
     if url and (_leads_upwards(url) or not matches(url, tenant.repositories)):
@@ -104,6 +107,13 @@ def find_promotion_breaches(spec: ModelPromotionSpec, tenant: Tenant, settings: 
     if spec.serving:
         yield from _find_serving_breaches(spec.serving, tenant)
     yield from _find_scope_breaches(_list_texts(spec.model_dump(mode="json", by_alias=True)), tenant)
+
+
+def count_needed_approvals(spec: ModelPromotionSpec, tenant: Tenant, settings: Settings) -> int:
+    """Return the number of people who must approve a version before a ModelPromotion gives it the alias; 0 if no rule matches."""
+    _, registry = settings.servers(spec.tracking)
+    rules = _find_approval_rules(spec.model, spec.alias, registry, tenant)
+    return max((rule.count for rule in rules), default=0)
 
 
 def _leads_upwards(url: str) -> bool:
@@ -167,6 +177,16 @@ def _find_model_breaches(model: str, field: str, registry: str, tenant: Tenant) 
 def _find_alias_breaches(alias: str, field: str, registry: str, tenant: Tenant) -> Iterator[Breach]:
     if not matches(alias, tenant.aliases, ignore_case=registry == UNITY_CATALOG):
         yield Breach(f"{field} {alias}", "aliases")
+
+
+def _find_approval_rules(model: str, alias: str, registry: str, tenant: Tenant) -> list[ApprovalRule]:
+    ignore_case = registry == UNITY_CATALOG
+    return [
+        rule
+        for rule in tenant.approvals
+        if matches(alias, [rule.alias], ignore_case=ignore_case)
+        and matches(model, rule.models, ignore_case=ignore_case)
+    ]
 
 
 def _find_preparation_breaches(

@@ -67,8 +67,9 @@ ACCEPTED: dict[str, Json] = {
             },
         ]
     ),
-    "an approval": promotion(
-        approval={"version": 3, "by": "kim", "bypassSoak": True, "timeoutSeconds": YEAR}
+    "approvals": promotion(
+        approval={"bypassSoak": True, "timeoutSeconds": YEAR},
+        approvals=[{"version": 3, "by": "kim"}, {"version": "3", "by": "lee"}],
     ),
     "an approval that is still to come": promotion(approval={}),
     "a soak of a year": promotion(soakSeconds=YEAR),
@@ -166,7 +167,7 @@ CHANGES: dict[str, tuple[Json, Json, str | None]] = {
     "source": (promotion(), {"source": {"type": "Version", "alias": None, "version": 4}}, None),
     "gates": (promotion(), {"gates": [{"name": "better", "type": "Comparison", "comparison": BETTER}]}, None),
     "gates taken away": (gated(comparison=BETTER), {"gates": None}, None),
-    "an approval": (promotion(approval={}), {"approval": {"version": 1}}, None),
+    "an approval": (promotion(approval={}), {"approvals": [{"version": 1, "by": "kim"}]}, None),
     "a rollback": (promotion(), {"rollbackTo": {"type": "Previous"}}, None),
     "a rollback that is over": (promotion(rollbackTo={"type": "Previous"}), {"rollbackTo": None}, None),
     "suspend": (promotion(), {"suspend": True}, None),

@@ -314,7 +314,23 @@ REFUSED: dict[str, tuple[Json, str]] = {
         compared(notWorseThan={"relative": 5}),
         "notWorseThan.relative in body should be less than or equal to 1",
     ),
-    "an approval by an empty name": (promotion(approval={"by": ""}), "spec.approval.by: Invalid value"),
+    "an approval by an empty name": (
+        promotion(approvals=[{"version": 1, "by": ""}]),
+        "spec.approvals[0].by: Invalid value",
+    ),
+    "an approval by nobody": (promotion(approvals=[{"version": 1}]), "spec.approvals[0].by: Required value"),
+    "an approval of no version": (
+        promotion(approvals=[{"by": "kim"}]),
+        "spec.approvals[0].version: Required value",
+    ),
+    "two approvals by one person": (
+        promotion(approvals=[{"version": 1, "by": "kim"}, {"version": 2, "by": "kim"}]),
+        "spec.approvals[1]: Duplicate value",
+    ),
+    "too many approvals": (
+        promotion(approvals=[{"version": 1, "by": str(number)} for number in range(17)]),
+        "spec.approvals: Too many: 17: must have at most 16 items",
+    ),
     "no time to approve": (
         promotion(approval={"timeoutSeconds": 0}),
         "spec.approval.timeoutSeconds: Invalid value: 0",
@@ -324,8 +340,8 @@ REFUSED: dict[str, tuple[Json, str]] = {
         f"should be less than or equal to {YEAR}",
     ),
     "an approval of an alias": (
-        promotion(approval={"version": "staging"}),
-        "spec.approval.version in body should match",
+        promotion(approvals=[{"version": "staging", "by": "kim"}]),
+        "spec.approvals[0].version in body should match",
     ),
     "a negative soak": (promotion(soakSeconds=-1), "spec.soakSeconds: Invalid value: -1"),
     "a soak without end": (promotion(soakSeconds=YEAR + 1), f"should be less than or equal to {YEAR}"),

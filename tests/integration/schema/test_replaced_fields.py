@@ -30,7 +30,8 @@ VALUES: dict[str, Any] = {
     "endpoint": "support",
     "canary": {"steps": [{"percent": 5, "durationSeconds": 600}]},
     "previousPercent": 10,
-    "required": True,
+    "version": "1",
+    "by": "kim",
 }
 
 

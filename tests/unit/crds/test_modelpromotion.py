@@ -36,6 +36,7 @@ def test_what_is_not_said_has_its_default() -> None:
         },
         "gates": [],
         "approval": None,
+        "approvals": [],
         "soakSeconds": 0,
         "windows": [],
         "onDrift": "Repair",
@@ -59,10 +60,10 @@ VERSIONS: dict[str, tuple[object, str]] = {
 @pytest.mark.parametrize(("written", "read"), VERSIONS.values(), ids=VERSIONS)
 def test_a_version_is_text_however_it_is_written(written: object, read: str) -> None:
     named = {"type": "Version", "version": written}
-    found = spec(source=named, approval={"version": written}, rollbackTo=named)
-    assert found.approval
+    found = spec(source=named, approvals=[{"version": written, "by": "kim"}], rollbackTo=named)
     assert found.rollback_to
-    assert (found.source.version, found.approval.version, found.rollback_to.version) == (read, read, read)
+    versions = (found.source.version, found.approvals[0].version, found.rollback_to.version)
+    assert versions == (read, read, read)
 
 
 NO_VERSIONS: dict[str, object] = {

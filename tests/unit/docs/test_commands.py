@@ -73,6 +73,15 @@ def problems(command: str) -> Problems:
     yield from check(words[1:])
 
 
+def _echo(words: Words) -> Problems:
+    """A part of a manifest, which the next command reads."""
+    manifest, pipe, *command = words
+    part = yaml.safe_load(manifest)
+    body = {name: value for name, value in part.items() if name not in ("apiVersion", "kind", "metadata")}
+    yield from _patch(part["kind"].lower(), json.dumps(body))
+    yield from problems(shlex.join(command)) if pipe == "|" else ["nothing reads the manifest"]
+
+
 def _make(words: Words) -> Problems:
     for word in words:
         name, is_setting, value = word.partition("=")
@@ -251,6 +260,7 @@ def _file(name: str) -> Problems:
 PROGRAMS: dict[str, Callable[[Words], Problems]] = {
     # Nothing of ours is in its commands.
     "aws": lambda _: iter(()),
+    "echo": _echo,
     "make": _make,
     "kubectl": _kubectl,
     "helm": _helm,
@@ -289,9 +299,13 @@ BROKEN = {
     """kubectl patch ftj a -p '{"spec":{"suspended":true}}'""": (
         "$.spec: Additional properties are not allowed ('suspended' was unexpected)"
     ),
-    """kubectl patch mprom a -p '{"spec":{"approval":{"version":true}}}'""": (
-        "$.spec.approval.version: True is not valid under any of the given schemas"
+    """kubectl patch mprom a -p '{"spec":{"approvals":[{"version":true,"by":"kim"}]}}'""": (
+        "$.spec.approvals[0].version: True is not valid under any of the given schemas"
     ),
+    "echo '{kind: ModelPromotion, spec: {approved: 1}}' | kubectl apply -f -": (
+        "$.spec: Additional properties are not allowed ('approved' was unexpected)"
+    ),
+    "echo '{kind: ModelPromotion}' | kubectl show": "kubectl has no verb ['show']",
     "helm install a charts/finetune": "charts/finetune/Chart.yaml does not exist",
     "helm install a oci://r/charts/finetune --version 1": "charts/finetune/Chart.yaml does not exist",
     "helm upgrade a charts/finetune-operator --set image.train=b": "the chart has no value image.train",

@@ -8,6 +8,7 @@ from finetune_crds.conditions import ConditionType
 from finetune_operator.modelpromotion.decide import (
     accept,
     approval,
+    approvers,
     drift,
     gate_jobs,
     gates,
@@ -38,6 +39,7 @@ POLICIES = (
     accept.accept,
     preconditions.require_registry,
     identity.check_identity,
+    approvers.forget_removed_approvals,
     move.finish_move,
     preconditions.suspend,
     source.resolve_candidate,

@@ -2,30 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from finetune_crds.conditions import ConditionReason, ConditionType
-from finetune_crds.modelpromotion import Approval
 from finetune_crds.promotion_status import ApprovalStatus, SoakStatus
-from finetune_operator.modelpromotion.decide.digests import digest
+from finetune_operator.modelpromotion.decide.approvers import (
+    count_needed,
+    describe_approvers,
+    describe_request,
+    find_approvers,
+)
 from finetune_operator.modelpromotion.decide.draft import Draft
 from finetune_operator.policy.result import Continue, Outcome, Stop
 from finetune_operator.text import format_time
 
 
 def await_approval(draft: Draft) -> Outcome:
-    """Start the soak. If the spec has an approval, each pass then ends here until the candidate is approved."""
-    approval = draft.spec.approval
+    """Start the soak. If the candidate needs approvals, each pass then ends here until it has them."""
     version = draft.status.candidate or ""
     _start_soak(draft, version)
-    if approval is None:
+    needed = count_needed(draft)
+    if not needed:
         draft.update(approval=None)
         draft.unset(ConditionType.APPROVED)
         return Continue
     state = _current_approval(draft, version)
-    is_old = _is_from_before_start(draft, approval)
-    if approval.version == version and not is_old:
-        return _approve(draft, state)
+    names = find_approvers(draft, version)
+    if len(names) >= needed:
+        return _approve(draft, state, names)
     # An approval that was withdrawn counts no longer.
     draft.update(approval=state.model_copy(update={"approval_time": None}))
     # `soak` sets the condition once the version is approved. One that is set already is about an earlier candidate or approval.
@@ -34,41 +39,12 @@ def await_approval(draft: Draft) -> Outcome:
         return _time_out(draft, state)
     if state.expiration_time:
         draft.requeue_after((state.expiration_time - draft.now).total_seconds())
-    if is_old and approval.version == version:
-        request = (
-            "the approval in the spec is from before the promotion started over, so remove spec.approval.version, and set it to "
-            f"{version} again"
-        )
-    else:
-        mismatch = f"; approval.version is {approval.version}" if approval.version else ""
-        request = f"set spec.approval.version to {version}{mismatch}"
     until = f", until {format_time(state.expiration_time)}" if state.expiration_time else ""
+    request = describe_request(draft, version, needed)
     message = f"version {version} passed its gates and waits for approval{until}: {request}"
     draft.set(ConditionType.APPROVED, False, ConditionReason.AWAITING_APPROVAL, message)
     draft.stop(ConditionReason.AWAITING_APPROVAL, message)
     return Stop
-
-
-def expire_approval(draft: Draft) -> None:
-    """Let the approval in the spec count no longer: it is about a version of the same number in another registry."""
-    approval = draft.spec.approval
-    draft.remember(old_approval=_digest_approval(approval) if approval and approval.version else None)
-
-
-def _is_from_before_start(draft: Draft, approval: Approval) -> bool:
-    """Whether the approval is the one that `expire_approval` recorded; the record ends as soon as the spec has another approval."""
-    recorded = draft.status.journal.old_approval if draft.status.journal else None
-    if recorded is None:
-        return False
-    if recorded == _digest_approval(approval):
-        return True
-    draft.remember(old_approval=None)
-    return False
-
-
-def _digest_approval(approval: Approval) -> str:
-    """Digest of what a person sets to approve a version."""
-    return digest([approval.version, approval.by])
 
 
 def _current_approval(draft: Draft, version: str) -> ApprovalStatus:
@@ -85,19 +61,16 @@ def _is_late(state: ApprovalStatus, now: datetime) -> bool:
     return state.expiration_time is not None and now >= state.expiration_time
 
 
-def _approve(draft: Draft, state: ApprovalStatus) -> Outcome:
-    """Accept the approval, unless it was given after the time limit."""
+def _approve(draft: Draft, state: ApprovalStatus, names: Sequence[str]) -> Outcome:
+    """Accept the approvals, unless the last of them was given after the time limit."""
     # NB: the operator may have been down when the approval was given, so the time of the edit decides.
     approved_at = min(draft.promotion.edited or draft.now, draft.now)
     if state.approval_time is None and _is_late(state, approved_at):
         draft.update(approval=state)
         return _time_out(draft, state)
     draft.update(approval=state.model_copy(update={"approval_time": state.approval_time or draft.now}))
-    by = draft.spec.approval.by if draft.spec.approval else None
-    who = f" by {by}" if by else ""
-    draft.set(
-        ConditionType.APPROVED, True, ConditionReason.APPROVED, f"version {state.version} was approved{who}"
-    )
+    message = f"version {state.version} was approved by {describe_approvers(names)}"
+    draft.set(ConditionType.APPROVED, True, ConditionReason.APPROVED, message)
     return Continue
 
 

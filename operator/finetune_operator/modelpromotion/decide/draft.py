@@ -80,7 +80,7 @@ class Draft(StatusBuilder[ModelPromotionStatus]):
         """Whether the journal had a move to the version for this reason when the pass started."""
         return self.begun is not None and (self.begun.to_version, self.begun.reason) == (version, reason)
 
-    def remember(self, **entries: Move | Withheld | Watch | str | None) -> None:
+    def remember(self, **entries: Move | Withheld | Watch | list[str] | str | None) -> None:
         """Write entries of the journal; None removes an entry."""
         self.update(journal=self.status.change_journal(**entries))
 

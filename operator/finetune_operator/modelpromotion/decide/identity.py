@@ -17,7 +17,7 @@ from finetune_crds.promotion_status import (
     RegistryIdentity,
     VersionRecord,
 )
-from finetune_operator.modelpromotion.decide.approval import expire_approval
+from finetune_operator.modelpromotion.decide.approvers import expire_approvals
 from finetune_operator.modelpromotion.decide.draft import Draft
 from finetune_operator.modelpromotion.decide.drift import SOMEBODY
 from finetune_operator.modelpromotion.decide.move import record
@@ -157,7 +157,7 @@ def _start_over(draft: Draft, difference: str) -> None:
     )
     draft.set(ConditionType.REGISTRY_READY, True, ConditionReason.REGISTRY_READY, message)
     draft.watch_from_now()
-    expire_approval(draft)
+    expire_approvals(draft)
     if draft.holder is not None:
         adopted = Move(
             to_version=draft.holder, reason="Adopted", message=message, by=SOMEBODY, time=draft.now

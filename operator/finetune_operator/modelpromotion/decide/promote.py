@@ -7,6 +7,7 @@ from functools import partial
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.promotion_status import REGRESSED, MoveReason, VersionRecord, Withheld
 from finetune_operator.modelpromotion.decide.approval import forget_waits
+from finetune_operator.modelpromotion.decide.approvers import count_needed, describe_approvers, find_approvers
 from finetune_operator.modelpromotion.decide.digests import gates_digest, terms_digest
 from finetune_operator.modelpromotion.decide.draft import Draft
 from finetune_operator.modelpromotion.decide.drift import promotion_actor
@@ -124,7 +125,7 @@ def revert(draft: Draft) -> Outcome:
     record = draft.status.find_record(version)
     if version is None or record is None or record.gates != digest or not _still_passes(draft, version):
         return Continue
-    if draft.spec.approval is not None and record.approved_by is None:
+    if count_needed(draft) and record.approved_by is None:
         return Continue
     forget_waits(draft)
     approved_by = f", approved by {record.approved_by}" if record.approved_by else ""
@@ -160,9 +161,12 @@ def promote(draft: Draft) -> Outcome:
     version = draft.status.candidate or ""
     judged = draft.status.gates
     passed = f", which passed {judged.summary} gates" if judged and judged.verdicts else ""
-    approval = draft.spec.approval
-    by = (approval.by or draft.promotion.editor) if approval else promotion_actor(draft)
-    message = f"{draft.spec.alias} is version {version}{passed}{f', approved by {by}' if approval else ''}"
+    # NB: people may approve a version that needs no approval, and the history then has their names too.
+    approvers = describe_approvers(find_approvers(draft, version))
+    message = (
+        f"{draft.spec.alias} is version {version}{passed}{f', approved by {approvers}' if approvers else ''}"
+    )
     digest = gates_digest(draft.spec.gates)
-    approved = True if approval else None
+    by = approvers or promotion_actor(draft)
+    approved = True if approvers else None
     return begin(draft, version, "Promoted", message, by=by, gates=digest, approved=approved)

@@ -1,10 +1,14 @@
-"""spec.rollbackTo: move the alias to the version that it names, without gates, and hold the alias there while the field is set."""
+"""spec.rollbackTo: move the alias to the version that it names, without gates, and hold the alias there while the field is set.
+
+A rollback needs no approvals, unless the platform team requires them and no record says that the version had the alias.
+"""
 
 from __future__ import annotations
 
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.promotion_status import Move, RollbackStatus
 from finetune_operator.modelpromotion.decide.approval import forget_waits
+from finetune_operator.modelpromotion.decide.approvers import describe_request, may_roll_back
 from finetune_operator.modelpromotion.decide.draft import Draft
 from finetune_operator.modelpromotion.decide.move import begin, record
 from finetune_operator.modelpromotion.decide.regression import forget_watch
@@ -33,17 +37,22 @@ def roll_back(draft: Draft) -> Outcome:
         )
         return _reject(draft, message)
     draft.update(rollback=RollbackStatus(requested=rollback_to.text, version=target))
-    if draft.holder == target:
+    is_there = draft.holder == target
+    if not is_there and (wrong := _explain_unusable(draft, target)):
+        return _reject(draft, f"{wrong}: set spec.rollbackTo to another version")
+    if not may_roll_back(draft, target):
+        # A move to the target by somebody else is drift until then.
+        draft.stop(ConditionReason.AWAITING_APPROVAL, _describe_wait(draft, target))
+        return Continue
+    if is_there:
         _record_arrival(draft, target)
         draft.set(ConditionType.PROMOTED, True, ConditionReason.ROLLED_BACK, _describe_hold(draft, target))
         draft.unset(ConditionType.DRIFTED)
         return Stop
-    if wrong := _explain_unusable(draft, target):
-        return _reject(draft, f"{wrong}: set spec.rollbackTo to another version")
-    if draft.status.promoted == target:
-        # The rollback was made before, and then somebody else moved the alias: `drift.handle_drift` handles this.
-        return Continue
-    return begin(draft, target, "RolledBack", _describe_hold(draft, target), by=draft.promotion.editor)
+    # After the rollback, a move by somebody else is for `drift.handle_drift`.
+    was_made = draft.status.promoted == target
+    message, by = _describe_hold(draft, target), draft.promotion.editor
+    return Continue if was_made else begin(draft, target, "RolledBack", message, by=by)
 
 
 def _record_arrival(draft: Draft, target: str) -> None:
@@ -86,6 +95,13 @@ def _explain_unusable(draft: Draft, target: str) -> str | None:
 
 def _describe_hold(draft: Draft, target: str) -> str:
     return f"{draft.spec.alias} is held at version {target} by spec.rollbackTo"
+
+
+def _describe_wait(draft: Draft, target: str) -> str:
+    return (
+        f"the rollback to version {target} waits for approval, because status.registry does not record that it had alias {draft.spec.alias}: "
+        f"{describe_request(draft, target, draft.observed.needed_approvals)}"
+    )
 
 
 def _reject(draft: Draft, message: str) -> Outcome:

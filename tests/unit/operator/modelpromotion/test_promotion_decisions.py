@@ -34,7 +34,7 @@ async def move_to_another_registry(simulation: World) -> Memory:
 
 
 async def test_an_approval_from_before_the_promotion_started_over_does_not_count() -> None:
-    simulation = world(approval={"version": "2", "by": "kim"})
+    simulation = world(approval={}, approvals=[{"version": "2", "by": "kim"}])
     simulation.registry.aliases["staging"] = "2"
     await simulation.settle()
     assert simulation.registry.aliases["champion"] == "2"
@@ -42,22 +42,22 @@ async def test_an_approval_from_before_the_promotion_started_over_does_not_count
     assert (simulation.status().phase, registry.aliases["champion"]) == ("AwaitingApproval", "1")
     assert simulation.says("Approved") == (
         "AwaitingApproval",
-        "version 2 passed its gates and waits for approval: the approval in the spec is from before the promotion started over, so "
-        "remove spec.approval.version, and set it to 2 again",
+        "version 2 passed its gates and waits for approval: add {version: 2, by: NAME} to spec.approvals; remove the approval of kim before "
+        "it is added again, because it is from before the promotion started over",
     )
-    simulation.edit(approval={"by": "kim"})
+    simulation.edit(approvals=[])
     await simulation.settle()
-    simulation.edit(approval={"version": "2", "by": "kim"})
+    simulation.edit(approvals=[{"version": "2", "by": "kim"}])
     await simulation.settle()
     assert (simulation.status().phase, registry.aliases["champion"]) == ("Promoted", "2")
 
 
 async def test_another_approver_may_approve_the_same_number_after_the_promotion_started_over() -> None:
-    simulation = world(approval={"version": "2", "by": "kim"})
+    simulation = world(approval={}, approvals=[{"version": "2", "by": "kim"}])
     simulation.registry.aliases["staging"] = "2"
     await simulation.settle()
     registry = await move_to_another_registry(simulation)
-    simulation.edit(approval={"version": "2", "by": "lee"})
+    simulation.edit(approvals=[{"version": "2", "by": "lee"}])
     await simulation.settle()
     assert (simulation.status().phase, registry.aliases["champion"]) == ("Promoted", "2")
 
@@ -136,9 +136,9 @@ async def test_a_git_revert_finds_its_version_after_more_moves_than_the_history_
 
 async def test_a_git_revert_keeps_the_name_of_the_approver() -> None:
     source, gates = {"type": "Version", "version": "2"}, GATES[:1]
-    simulation = world(gates=gates, source=source, approval={"version": "2", "by": "kim"})
+    simulation = world(gates=gates, source=source, approval={}, approvals=[{"version": "2", "by": "kim"}])
     await simulation.settle()
-    simulation.edit(source={"type": "Version", "version": "3"}, approval={"version": "3", "by": "lee"})
+    simulation.edit(source={"type": "Version", "version": "3"}, approvals=[{"version": "3", "by": "lee"}])
     await simulation.settle()
     for _ in range(2):
         simulation.edit(source=source)
@@ -149,9 +149,14 @@ async def test_a_git_revert_keeps_the_name_of_the_approver() -> None:
 
 
 async def test_moves_before_another_promotion_kept_the_alias_count_no_more_whatever_the_clock_says() -> None:
-    simulation = world(gates=GATES[:1], source={"type": "Version", "version": "2"}, approval={"version": "2"})
+    simulation = world(
+        gates=GATES[:1],
+        source={"type": "Version", "version": "2"},
+        approval={},
+        approvals=[{"version": "2", "by": "kim"}],
+    )
     await simulation.settle()
-    simulation.edit(approval={"version": "3"}, source={"type": "Version", "version": "3"})
+    simulation.edit(approvals=[{"version": "3", "by": "kim"}], source={"type": "Version", "version": "3"})
     await simulation.settle()
     simulation.submit("older", alias="champion", source={"type": "Version", "version": "3"})
     older = simulation.kube.objects["ModelPromotion", "team", "older"]
@@ -162,7 +167,7 @@ async def test_moves_before_another_promotion_kept_the_alias_count_no_more_whate
     simulation.remove("older")
     simulation.seconds -= 7 * 24 * 3600
     simulation.restart()
-    simulation.edit(source={"type": "Version", "version": "2"}, approval={})
+    simulation.edit(source={"type": "Version", "version": "2"}, approvals=[])
     await simulation.settle()
     assert (simulation.status().phase, simulation.registry.aliases["champion"]) == ("AwaitingApproval", "3")
 

@@ -102,13 +102,15 @@ async def test_a_version_that_was_refused_is_drift_when_somebody_points_the_alia
 
 
 async def test_a_move_that_was_overtaken_is_no_promotion_to_go_back_to() -> None:
-    simulation = world(source={"type": "Version", "version": 2}, approval={"version": 2})
+    simulation = world(
+        source={"type": "Version", "version": 2}, approval={}, approvals=[{"version": 2, "by": "kim"}]
+    )
     simulation.registry.aliases["champion"] = "1"
     simulation.seconds += 5
     await simulation.operator.look("champion")
     assert simulation.status().move is not None
     simulation.registry.aliases["champion"] = "3"
-    simulation.edit(approval={})
+    simulation.edit(approvals=[])
     await simulation.settle()
     assert (simulation.status().phase, simulation.registry.aliases["champion"]) == ("AwaitingApproval", "1")
     assert [move[0] for move in simulation.moves()] == ["Overtaken", "Repaired"]

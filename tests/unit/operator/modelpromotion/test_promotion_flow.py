@@ -58,7 +58,7 @@ async def test_a_version_says_who_promoted_it_when_from_where_and_by_which_gates
 
 
 async def test_two_aliases_of_a_version_have_tags_of_their_own() -> None:
-    simulation = world(approval={"version": "2", "by": "kim"})
+    simulation = world(approval={}, approvals=[{"version": "2", "by": "kim"}])
     simulation.submit("shadow", source={"type": "Version", "version": "2"})
     simulation.registry.aliases |= {"staging": "2", "shadow": "1"}
     await simulation.settle()
@@ -199,15 +199,15 @@ async def test_a_worse_version_is_refused_with_its_numbers() -> None:
 
 
 async def test_approval_counts_for_its_version_alone() -> None:
-    simulation = world(approval={"version": "2", "by": "jane"})
+    simulation = world(approval={}, approvals=[{"version": "2", "by": "jane"}])
     simulation.registry.aliases |= {"staging": "3", "champion": "1"}
     await simulation.settle()
     assert simulation.status().phase == "AwaitingApproval"
     assert simulation.says("Promoted") == (
         "AwaitingApproval",
-        "version 3 passed its gates and waits for approval: set spec.approval.version to 3; approval.version is 2",
+        "version 3 passed its gates and waits for approval: add {version: 3, by: NAME} to spec.approvals; spec.approvals names version 2",
     )
-    simulation.edit(approval={"version": 3, "by": "jane"})
+    simulation.edit(approvals=[{"version": 3, "by": "jane"}])
     await simulation.settle()
     assert (simulation.status().phase, simulation.status().history[0].by) == ("Promoted", "jane")
     assert simulation.registry.aliases["champion"] == "3"
@@ -218,10 +218,10 @@ async def test_approval_that_takes_too_long_is_no_approval() -> None:
     simulation.registry.aliases |= {"staging": "3", "champion": "1"}
     await simulation.settle()
     simulation.seconds += 3600
-    simulation.edit(approval={"timeoutSeconds": 3600, "version": "3"})
+    simulation.edit(approval={"timeoutSeconds": 3600}, approvals=[{"version": "3", "by": "kim"}])
     await simulation.settle()
     assert simulation.status().phase == "Refused"
-    simulation.edit(approval={"timeoutSeconds": 7200, "version": "3"})
+    simulation.edit(approval={"timeoutSeconds": 7200}, approvals=[{"version": "3", "by": "kim"}])
     await simulation.settle()
     assert simulation.status().phase == "Promoted"
 
@@ -260,7 +260,7 @@ async def test_another_candidate_soaks_anew_and_a_deleted_one_no_longer() -> Non
 
 
 async def test_a_version_that_waits_for_approval_does_not_have_the_soak_of_the_one_before() -> None:
-    simulation = world(soakSeconds=600, approval={"version": "2"})
+    simulation = world(soakSeconds=600, approval={}, approvals=[{"version": "2", "by": "kim"}])
     simulation.registry.aliases |= {"staging": "2", "champion": "1"}
     await simulation.settle()
     assert simulation.says("Soaked")
@@ -275,7 +275,7 @@ async def test_an_approval_may_do_without_the_soak() -> None:
     simulation.registry.aliases |= {"staging": "3", "champion": "1"}
     await simulation.settle()
     assert simulation.status().phase == "AwaitingApproval"
-    simulation.edit(approval={"bypassSoak": True, "version": "3"})
+    simulation.edit(approval={"bypassSoak": True}, approvals=[{"version": "3", "by": "kim"}])
     await simulation.settle()
     assert simulation.status().phase == "Promoted"
 

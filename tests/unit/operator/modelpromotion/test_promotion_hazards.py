@@ -181,7 +181,7 @@ async def test_the_first_move_that_comes_late_is_a_move() -> None:
     await simulation.settle()
     assert (simulation.status().phase, simulation.moves()) == ("AwaitingApproval", [("Promoted", None, "1")])
     assert (simulation.status().abandoned, simulation.says("Drifted")) == (None, None)
-    await then(simulation, approval={"version": "2"})
+    await then(simulation, approvals=[{"version": "2", "by": "kim"}])
     assert (simulation.status().phase, simulation.registry.aliases) == ("Promoted", {"champion": "2"})
 
 
@@ -279,7 +279,7 @@ async def test_an_approval_in_time_counts_although_the_operator_was_away() -> No
     approval = {"timeoutSeconds": 600}
     simulation = await world(approval=approval)
     simulation.seconds += 500
-    simulation.edit(approval={**approval, "version": "1", "by": "kim"})
+    simulation.edit(approvals=[{"version": "1", "by": "kim"}])
     simulation.seconds += 200
     simulation.restart()
     await simulation.settle()
@@ -290,7 +290,7 @@ async def test_an_approval_that_comes_late_does_not_count() -> None:
     approval = {"timeoutSeconds": 600}
     simulation = await world(approval=approval)
     simulation.seconds += 700
-    await then(simulation, approval={**approval, "version": "1", "by": "kim"})
+    await then(simulation, approvals=[{"version": "1", "by": "kim"}])
     assert (simulation.status().phase, "champion" in simulation.registry.aliases) == ("Refused", False)
 
 

@@ -189,8 +189,13 @@ async def approved_and_lost() -> World:
         simulation.registry.add(version, loss=2.0)
     simulation.submit(source={"type": "Version", "version": "1"})
     await simulation.settle()
-    await then(simulation, source={"type": "Version", "version": "2"}, approval={"version": "2"})
-    await then(simulation, approval={})
+    await then(
+        simulation,
+        source={"type": "Version", "version": "2"},
+        approval={},
+        approvals=[{"version": "2", "by": "kim"}],
+    )
+    await then(simulation, approvals=[])
     assert simulation.moves() == [("Promoted", None, "1"), ("Promoted", "1", "2")]
     simulation.registry.versions.pop("2")
     simulation.registry.aliases["champion"] = "1"

@@ -53,19 +53,21 @@ async def test_rollback_to_what_is_not_there_moves_nothing_and_says_so() -> None
 
 
 async def test_git_revert_brings_a_version_back_that_passed_the_same_gates() -> None:
-    simulation = world(source={"type": "Version", "version": 2}, approval={"version": 2})
+    simulation = world(
+        source={"type": "Version", "version": 2}, approval={}, approvals=[{"version": 2, "by": "kim"}]
+    )
     simulation.registry.aliases["champion"] = "1"
     await simulation.settle()
     simulation.edit(
         source={"type": "Version", "version": 3},
-        approval={"version": 3},
+        approvals=[{"version": 3, "by": "kim"}],
         by="argocd-controller",
     )
     await simulation.settle()
     assert simulation.registry.aliases["champion"] == "3"
     simulation.edit(
         source={"type": "Version", "version": 2},
-        approval={"version": 2},
+        approvals=[{"version": 2, "by": "kim"}],
         by="argocd-controller",
     )
     await simulation.settle()
@@ -95,7 +97,9 @@ async def test_with_other_gates_a_version_is_judged_anew() -> None:
 async def test_going_back_asks_for_the_approval_that_was_not_asked_for_then() -> None:
     simulation = world(source={"type": "Version", "version": 1}, gates=GATES[:1])
     await simulation.settle()
-    simulation.edit(source={"type": "Version", "version": 2}, approval={"version": 2})
+    simulation.edit(
+        source={"type": "Version", "version": 2}, approval={}, approvals=[{"version": 2, "by": "kim"}]
+    )
     await simulation.settle()
     simulation.edit(source={"type": "Version", "version": 1})
     await simulation.settle()

@@ -54,7 +54,7 @@ async def test_gates_approval_and_soak_go_on_outside_of_a_window() -> None:
     simulation.registry.aliases["staging"] = "2"
     await simulation.settle()
     assert simulation.phase_and_reason() == "AwaitingApproval: AwaitingApproval"
-    simulation.edit(approval={"version": "2", "by": "kim"})
+    simulation.edit(approvals=[{"version": "2", "by": "kim"}])
     await simulation.settle()
     assert simulation.phase_and_reason() == "Soaking: Soaking"
     simulation.seconds += 600

@@ -62,6 +62,17 @@ from fixtures.operator_in_memory.promotion_sequences import (
         (("settle",), 0),
     ],
 )
+@example(
+    {"onDrift": "Repair"},
+    [
+        (("settle",), 0),
+        (("require", 2), 0),
+        (("edit", {"rollbackTo": {"type": "Version", "version": "2"}}), 4),
+        (("seize", "2"), 4),
+        (("approve", "ana"), 2),
+        (("edit", {"rollbackTo": None}), 4),
+    ],
+)
 @example({"gates": STRICT}, [(("stage", "6"), 4), (("settle",), 0)])
 @example({"gates": LOOSE}, [(("stage", "6"), 4), (("settle",), 0)])
 @example(

@@ -9,7 +9,7 @@ import pytest
 from finetune_crds.modelpromotion import ModelPromotionSpec
 from finetune_operator.settings import Settings
 from finetune_operator.tenancy.model import Tenancy, Tenant
-from finetune_operator.tenancy.specs import find_job_breaches, find_promotion_breaches
+from finetune_operator.tenancy.specs import count_needed_approvals, find_job_breaches, find_promotion_breaches
 from fixtures.operator_in_memory.decisions import SETTINGS, SOURCE, SPLITS, ftj
 
 Json = dict[str, Any]
@@ -106,6 +106,16 @@ JOBS: dict[str, tuple[Json, Json, list[tuple[str, str]]]] = {
         {"register": {"model": "prod.llm", "aliases": ["candidate", "champion"]}},
         {"models": ["team.*"], "aliases": ["candidate"]},
         [("spec.register.model prod.llm", "models"), ("spec.register.aliases champion", "aliases")],
+    ),
+    "an alias that needs approvals": (
+        {"register": {"model": "team.llm", "aliases": ["candidate", "champion"]}},
+        {"models": ["*"], "aliases": ["*"], "approvals": [{"alias": "champ*", "models": ["team.*"]}]},
+        [("spec.register.aliases champion, which only a ModelPromotion may move,", "approvals")],
+    ),
+    "an alias of another model that needs approvals": (
+        {"register": {"model": "team.llm", "aliases": ["champion"]}},
+        {"models": ["*"], "aliases": ["*"], "approvals": [{"alias": "champion", "models": ["prod.*"]}]},
+        [],
     ),
     "the alias of a job that names none": (
         {"register": {"model": "team.llm"}},
@@ -494,3 +504,25 @@ def test_what_a_promotion_uses_without_permission(case: tuple[Json, Json, list[t
     spec = ModelPromotionSpec.model_validate(PROMOTION | parts)
     breaches = find_promotion_breaches(spec, tenant(**rules), SETTINGS)
     assert [(breach.what, breach.rule) for breach in breaches] == expected
+
+
+RULES: list[Json] = [
+    {"alias": "champion", "count": 2},
+    {"alias": "champ*", "models": ["prod.*", "main.*"], "count": 3, "groups": ["leads"]},
+    {"alias": "shadow"},
+]
+NEEDED = {
+    "a rule for all models": ("team.llm", "champion", {}, 2),
+    "the largest of two rules": ("prod.llm", "champion", {}, 3),
+    "the default of a rule": ("team.llm", "shadow", {}, 1),
+    "no rule": ("team.llm", "candidate", {}, 0),
+    "another case": ("team.llm", "Champion", {}, 0),
+    "another case in Unity Catalog": ("MAIN.llm.a", "Champion", {"tracking": ON_DATABRICKS}, 3),
+}
+
+
+@pytest.mark.parametrize(("model", "alias", "more", "count"), NEEDED.values(), ids=NEEDED.keys())
+def test_how_many_approvals_an_alias_needs(model: str, alias: str, more: Json, count: int) -> None:
+    source = {"type": "Version", "version": 1}
+    spec = ModelPromotionSpec.model_validate({"model": model, "alias": alias, "source": source, **more})
+    assert count_needed_approvals(spec, tenant(approvals=RULES), SETTINGS) == count
