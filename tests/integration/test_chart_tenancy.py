@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -229,6 +230,46 @@ def test_policies_permit_what_the_defaults_of_the_chart_have() -> None:
     }
 
 
+APPROVALS = (
+    *PATTERN,
+    "tenancy.tenants[0].approvals[0].alias=champion",
+    "tenancy.tenants[0].approvals[0].count=2",
+    "tenancy.tenants[0].approvals[0].models={team_a.*,b(c}",
+    "tenancy.tenants[0].gitOpsAccounts={argo}",
+)
+
+
+def test_the_operator_reads_the_approvals_of_the_values() -> None:
+    (tenant,) = Tenancy.model_validate(read_file(*APPROVALS)).tenants
+    rules = [rule.model_dump() for rule in tenant.approvals]
+    assert rules == [{"alias": "champion", "models": ["team_a.*", "b(c"], "count": 2, "groups": []}]
+    assert tenant.git_ops_accounts == ["argo"]
+
+
+def test_the_policy_and_the_role_for_approvals_come_with_a_rule() -> None:
+    assert "modelpromotions" not in policies(*TWO_TEAMS)
+    assert "modelpromotions" not in policies(*APPROVALS, "tenancy.admissionPolicy=false")
+    role = objects(*APPROVALS)["ClusterRole", f"{NAME}-approve"]
+    assert role["rules"] == [
+        {"apiGroups": ["finetune.dev"], "resources": ["modelpromotions"], "verbs": ["approve"]}
+    ]
+    assert not [label for label in role["metadata"]["labels"] if "aggregate" in label]
+
+
+def test_the_policy_for_approvals_reads_patterns_as_the_operator_does() -> None:
+    conditions = policies(*APPROVALS)["modelpromotions"]["matchConditions"]
+    regexes = [
+        json.loads(f'"{text}"') for text in re.findall(r'matches\("([^"]+)"\)', conditions[0]["expression"])
+    ]
+    (tenant,) = Tenancy.model_validate(read_file(*APPROVALS)).tenants
+    patterns = (tenant.namespaces, ["champion"], tenant.approvals[0].models)
+    names = ("team-a", "team", "champion", "team_a.", "Team_A.chat", "team_abc", "b(c", "bc")
+    for regex, allowed in zip(regexes, patterns, strict=True):
+        assert {name: re.search(regex, name) is not None for name in names} == {
+            name: matches(name, allowed, ignore_case=True) for name in names
+        }
+
+
 NOTES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "no tenants": (
         (),
@@ -243,6 +284,22 @@ NOTES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         (
             "It serves the namespaces of tenancy.tenants: team-*.",
             "Since a namespace is a pattern, the operator may read Secrets and create Jobs in every namespace.",
+        ),
+    ),
+    "approvals": (
+        APPROVALS,
+        (
+            "It serves the namespaces of tenancy.tenants: team-*.",
+            "Since a namespace is a pattern, the operator may read Secrets and create Jobs in every namespace.",
+            "Some aliases need approvals (tenancy.tenants). Bind the role of those who may approve",
+        ),
+    ),
+    "approvals that nothing checks": (
+        (*APPROVALS, "tenancy.admissionPolicy=false"),
+        (
+            "It serves the namespaces of tenancy.tenants: team-*.",
+            "Since a namespace is a pattern, the operator may read Secrets and create Jobs in every namespace.",
+            "WARNING: some aliases need approvals (tenancy.tenants), but nothing checks who gives them",
         ),
     ),
     "nobody": (NOBODY, ("It serves no namespace, because tenancy.tenants is empty",)),

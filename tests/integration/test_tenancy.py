@@ -29,7 +29,7 @@ from support.process import Process, running
 from support.waiting import wait_for
 
 Json = dict[str, Any]
-TEMPLATES = ("rbac", "serviceaccount", "tenancy", "admissionpolicy")
+TEMPLATES = ("rbac", "serviceaccount", "tenancy", "admissionpolicy", "approvalpolicy")
 # What a change of the file may take until it counts, without the kubelet.
 RELOAD_SECONDS = 15.0
 
@@ -78,6 +78,7 @@ def tenancy(installation: Installation, more_servers: tuple[str, ...] = ()) -> J
         "namespaces": [installation.owner],
         "models": ["owned-*", f"tuned-{installation.owner}"],
         "aliases": ["candidate", "champion"],
+        "approvals": [{"alias": "champion", "models": ["owned-guarded", "tuned-*"], "count": 2}],
         "tracking": servers,
     }
     other = {
@@ -242,6 +243,40 @@ def test_an_older_promotion_of_another_team_neither_moves_nor_blocks_an_alias(
     installation.world(installation.owner).delete_all()
 
 
+def test_an_alias_that_needs_approvals_moves_only_by_a_promotion_with_those_of_two_people(
+    installation: Installation, plane: Plane
+) -> None:
+    world = installation.world(installation.owner)
+    registry = Registry(installation.api, installation.mlflow, world.namespace, "owned-guarded")
+    first, second = registry.version(2.2), registry.version(2.0)
+    world.submit(job(register={"aliases": ["champion"]}))
+    refusal = world.wait_condition("tune", "Accepted", "NotPermitted")["message"]
+    what = "spec.register.aliases champion, which only a ModelPromotion may move,"
+    assert f"{what} is not permitted by tenancy.tenants[0].approvals" in refusal
+    registry.point("champion", first)
+    registry.apply(source={"type": "Version", "version": second}, onDelete="RemoveAlias")
+    registry.wait("AwaitingApproval", first)
+    entries = [{"version": int(second), "by": person} for person in ("ana", "ben")]
+    approve(plane, world.namespace, "ana", "/spec/approvals", entries[:1])
+    progress = "1 of 2, by ana; another person adds"
+    wait_for("one approved", lambda: progress in registry.condition("Approved")["message"])
+    approve(plane, world.namespace, "ben", "/spec/approvals/-", entries[1])
+    status = registry.wait("Promoted", second)
+    assert [item["by"] for item in status["history"]] == ["ana and ben"]
+    # The policy leaves the finalizer to the operator.
+    installation.api.delete("ModelPromotion", world.namespace, "champion")
+    wait_for("it is deleted", lambda: not registry.get())
+    assert registry.alias("champion") is None
+    world.delete_all()
+
+
+def approve(plane: Plane, namespace: str, person: str, path: str, value: Json | list[Json]) -> None:
+    """Add to the list of approvals, as a person who may do everything."""
+    patch = json.dumps([{"op": "add", "path": path, "value": value}])
+    identity = ("--as", person, "--as-group", "system:masters")
+    plane.run_kubectl(namespace, "patch", "mprom", "champion", "--type=json", f"--patch={patch}", *identity)
+
+
 def test_the_rights_in_the_namespace_of_a_tenant_suffice_for_a_job(installation: Installation) -> None:
     world = installation.world(installation.owner)
     world.submit(job())
@@ -336,7 +371,7 @@ def test_outside_of_the_namespaces_of_tenants_the_operator_may_only_watch(instal
         assert refused.value.status == status
 
 
-@pytest.mark.parametrize("resource", ["jobs", "pods"])
+@pytest.mark.parametrize("resource", ["jobs", "pods", "approvals"])
 def test_the_api_server_finds_no_mistake_in_the_types_of_the_policy(
     installation: Installation, resource: str
 ) -> None:

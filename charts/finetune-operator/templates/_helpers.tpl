@@ -240,6 +240,24 @@ true
 {{- end -}}
 {{- end -}}
 
+{{- /* Not empty if an alias of a tenant needs approvals. */ -}}
+{{- define "finetune.hasApprovals" -}}
+{{- range .Values.tenancy.tenants -}}
+{{- if .approvals -}}
+true
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* A regular expression for names that fit one of a list of patterns, as a string of CEL. It ignores case, as Unity Catalog does. */ -}}
+{{- define "finetune.patternRegex" -}}
+{{- $alternatives := list -}}
+{{- range . -}}
+{{- $alternatives = append $alternatives (regexQuoteMeta . | replace "\\*" ".*") -}}
+{{- end -}}
+{{- printf "(?is)^(%s)$" (join "|" $alternatives) | toJson -}}
+{{- end -}}
+
 {{- /* Names and patterns of the namespaces of tenants, as JSON. Called with (dict "root" $); `pods` (optional): of tenants with this value. */ -}}
 {{- define "finetune.tenantNamespaces" -}}
 {{- $namespaces := list -}}
