@@ -6,7 +6,7 @@ import hashlib
 import json
 from pathlib import Path
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 _RECORD, _FILES = "version.json", "files"
 
@@ -25,6 +25,9 @@ class SourceVersion(BaseModel):
         run_tags: the tags of its run.
         files: SHA-256 of each file by its path in the version, in hexadecimal digits.
     """
+
+    # JSON has no NaN and no infinity, which are values of metrics: pydantic would write null.
+    model_config = ConfigDict(ser_json_inf_nan="strings")
 
     model: str
     version: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,7 @@ def _register(server: Mlflow, export: Path) -> None:
     client = server.client()
     client.log_metric(server.run_id, "eval_loss", 2.0)
     client.log_metric(server.run_id, "eval_loss", 1.25)
+    client.log_metric(server.run_id, "grad_norm", math.nan)
     client.log_param(server.run_id, "lr", "0.1")
     for name, value in {
         "finetune_eval_data": "data-1",
@@ -125,7 +127,8 @@ def test_a_version_is_copied_with_its_files_and_its_lineage(copy: Copy, tmp_path
         "finetune_copied_files": digest,
     }
     assert (run.info.run_id, run.info.status) == (copy.destination.run_id, "FINISHED")
-    assert (run.data.metrics, run.data.params) == ({"eval_loss": 1.25}, {"lr": "0.1"})
+    assert run.data.metrics == pytest.approx({"eval_loss": 1.25, "grad_norm": math.nan}, nan_ok=True)
+    assert run.data.params == {"lr": "0.1"}
     assert run.data.tags["finetune_eval_data"] == "data-1"
     assert "finetune.dev/uid" not in run.data.tags
 
