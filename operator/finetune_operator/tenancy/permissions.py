@@ -59,7 +59,7 @@ class Permissions:
     def count_approvals(self, namespace: str, spec: ModelPromotionSpec) -> int:
         """Return the number of people who must approve a version before the promotion gives it the alias; 0 if no rule matches."""
         tenant = self.find_tenant(namespace)
-        return count_needed_approvals(spec, tenant, self.settings) if tenant else 0
+        return count_needed_approvals(spec, tenant) if tenant else 0
 
     def find_tenant(self, namespace: str) -> Tenant | None:
         """Return the tenant of a namespace; None if there is none, or no tenancy."""

@@ -72,7 +72,7 @@ def find_job_breaches(
         yield from _find_model_breaches(spec.register_.model, "spec.register.model", registry, tenant)
         for alias in spec.register_.aliases:
             yield from _find_alias_breaches(alias, "spec.register.aliases", registry, tenant)
-            if _find_approval_rules(spec.register_.model, alias, registry, tenant):
+            if _find_approval_rules(spec.register_.model, alias, tenant):
                 what = f"spec.register.aliases {alias}, which only a ModelPromotion may move,"
                 yield Breach(what, "approvals")
     url = spec.trainer.code.git.url if spec.trainer.code and spec.trainer.code.git else None
@@ -109,10 +109,9 @@ def find_promotion_breaches(spec: ModelPromotionSpec, tenant: Tenant, settings: 
     yield from _find_scope_breaches(_list_texts(spec.model_dump(mode="json", by_alias=True)), tenant)
 
 
-def count_needed_approvals(spec: ModelPromotionSpec, tenant: Tenant, settings: Settings) -> int:
+def count_needed_approvals(spec: ModelPromotionSpec, tenant: Tenant) -> int:
     """Return the number of people who must approve a version before a ModelPromotion gives it the alias; 0 if no rule matches."""
-    _, registry = settings.servers(spec.tracking)
-    rules = _find_approval_rules(spec.model, spec.alias, registry, tenant)
+    rules = _find_approval_rules(spec.model, spec.alias, tenant)
     return max((rule.count for rule in rules), default=0)
 
 
@@ -179,13 +178,12 @@ def _find_alias_breaches(alias: str, field: str, registry: str, tenant: Tenant) 
         yield Breach(f"{field} {alias}", "aliases")
 
 
-def _find_approval_rules(model: str, alias: str, registry: str, tenant: Tenant) -> list[ApprovalRule]:
-    ignore_case = registry == UNITY_CATALOG
+def _find_approval_rules(model: str, alias: str, tenant: Tenant) -> list[ApprovalRule]:
+    # NB: in every registry without regard to case, as the admission policy: an MLflow server on MySQL moves `champion` for `Champion`.
     return [
         rule
         for rule in tenant.approvals
-        if matches(alias, [rule.alias], ignore_case=ignore_case)
-        and matches(model, rule.models, ignore_case=ignore_case)
+        if matches(alias, [rule.alias], ignore_case=True) and matches(model, rule.models, ignore_case=True)
     ]
 
 

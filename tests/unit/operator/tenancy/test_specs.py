@@ -112,6 +112,11 @@ JOBS: dict[str, tuple[Json, Json, list[tuple[str, str]]]] = {
         {"models": ["*"], "aliases": ["*"], "approvals": [{"alias": "champ*", "models": ["team.*"]}]},
         [("spec.register.aliases champion, which only a ModelPromotion may move,", "approvals")],
     ),
+    "an alias that needs approvals in another case": (
+        {"register": {"model": "team.llm", "aliases": ["Champion"]}},
+        {"models": ["*"], "aliases": ["*"], "approvals": [{"alias": "champion"}]},
+        [("spec.register.aliases Champion, which only a ModelPromotion may move,", "approvals")],
+    ),
     "an alias of another model that needs approvals": (
         {"register": {"model": "team.llm", "aliases": ["champion"]}},
         {"models": ["*"], "aliases": ["*"], "approvals": [{"alias": "champion", "models": ["prod.*"]}]},
@@ -516,7 +521,7 @@ NEEDED = {
     "the largest of two rules": ("prod.llm", "champion", {}, 3),
     "the default of a rule": ("team.llm", "shadow", {}, 1),
     "no rule": ("team.llm", "candidate", {}, 0),
-    "another case": ("team.llm", "Champion", {}, 0),
+    "another case": ("Prod.llm", "Champion", {}, 3),
     "another case in Unity Catalog": ("MAIN.llm.a", "Champion", {"tracking": ON_DATABRICKS}, 3),
 }
 
@@ -525,4 +530,4 @@ NEEDED = {
 def test_how_many_approvals_an_alias_needs(model: str, alias: str, more: Json, count: int) -> None:
     source = {"type": "Version", "version": 1}
     spec = ModelPromotionSpec.model_validate({"model": model, "alias": alias, "source": source, **more})
-    assert count_needed_approvals(spec, tenant(approvals=RULES), SETTINGS) == count
+    assert count_needed_approvals(spec, tenant(approvals=RULES)) == count
