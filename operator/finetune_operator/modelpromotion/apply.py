@@ -134,7 +134,7 @@ class ModelPromotionApplier:
             )
         finally:
             # Also after an error, since the write may have taken effect.
-            self.observer.forget(registry.uri, spec.model)
+            self.observer.models.forget(registry.uri, spec.model)
         log.info("%s: alias %s of %s points at version %s", promotion.key, spec.alias, spec.model, action.to)
         if promotion.deleting and action.to is None:
             self.announce(build_removal_notice(promotion, spec, action.expected, now))

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
-from typing import NamedTuple
 
 from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason
@@ -25,6 +23,7 @@ from finetune_operator.modelpromotion.conflicts import ConflictFinder
 from finetune_operator.modelpromotion.copy_reader import CopyReader, find_copy
 from finetune_operator.modelpromotion.job_reader import JobReader
 from finetune_operator.modelpromotion.model import Observed, Promotion, SourceJob, SourceVersion
+from finetune_operator.modelpromotion.model_cache import ModelCache, name_credentials
 from finetune_operator.modelpromotion.number_reader import NumberReader, OpenPrometheus
 from finetune_operator.modelpromotion.version_records import import_history
 from finetune_operator.modelpromotion.versions import main_version, named_version, target_version
@@ -39,11 +38,6 @@ from finetune_operator.serving.choose import choose_backend
 from finetune_operator.serving.model import Endpoint, EndpointClient, ServingBackend
 from finetune_operator.settings import Settings
 from finetune_operator.text import normalize_address, strip_user
-
-# A model that no promotion has read for this many poll intervals is removed from the cache.
-_CACHE_POLLS = 10
-# How long a cached model is fresh, in poll intervals: less than one, so that each poll reads the model again.
-_FRESH_POLLS = 0.8
 
 # Logs in and returns the registry that a spec.tracking names, with the credentials of its Secret.
 Open = Callable[[Settings, PromotionTracking, Mapping[str, str] | None], Registry]
@@ -94,28 +88,6 @@ def last_edit(fields: Iterable[Json]) -> tuple[str, datetime | None]:
     return str(last["manager"]), datetime.fromisoformat(last["time"]) if last.get("time") else None
 
 
-class _ModelKey(NamedTuple):
-    """The key of a cached model. It includes the credentials, so that a promotion sees only what its own Secret may read."""
-
-    registry_uri: str
-    model: str
-    credentials: str
-
-
-@dataclass
-class _CachedModel:
-    """A registered model as one read found it.
-
-    Attributes:
-        at: when the read started.
-        number: the sequence number of the read among all reads and writes.
-    """
-
-    at: float
-    number: int
-    model: RegisteredModel | None
-
-
 @dataclass
 class ModelPromotionObserver:
     """Reads the store, the registry and the serving endpoint for one promotion at a time."""
@@ -130,19 +102,11 @@ class ModelPromotionObserver:
     open_prometheus: OpenPrometheus = Prometheus
     owners: AliasOwners | None = None
     """Finds which installation moves an alias; None if there is only this one."""
-    _models: dict[_ModelKey, _CachedModel] = field(default_factory=dict)
-    _first_reads: dict[_ModelKey, asyncio.Event] = field(default_factory=dict)
-    """By model that is read for the first time: set when the read has ended."""
-    _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
-    """Sequence numbers for reads and writes."""
-    _written: int = 0
-    """The sequence number of the last write. Reads that started before it may be stale."""
-    _pruned: float = 0.0
-    """When old models were last removed from the cache."""
 
     def __post_init__(self) -> None:
         self._outages = Outages(self.clock, self.settings.poll_seconds)
         self._conflicts = ConflictFinder(self.kube, self.store, self.settings)
+        self.models = ModelCache(self.settings, self.clock)
         self._child_jobs = JobReader(self.kube, self.store, self.now)
         self._copy_reader = CopyReader(self.kube, self.settings, self._outages, self.open)
         self._number_reader = NumberReader(
@@ -222,14 +186,6 @@ class ModelPromotionObserver:
         login = ("serving", backend.spec.type, secrets.build_key(secret))
         return await self._outages.log_in(login, partial(backend.open_client, self.settings, secret))
 
-    def forget(self, registry_uri: str, model: str) -> None:
-        """After a write, remove the model from the cache, and ignore the results of reads that have already started."""
-        self._written = next(self._numbers)
-        for key in [*self._models]:
-            # Only Unity Catalog ignores case; elsewhere, a model is at most read once more.
-            if (key.registry_uri, key.model.casefold()) == (registry_uri, model.casefold()):
-                del self._models[key]
-
     async def _read_model_and_versions(
         self,
         promotion: Promotion,
@@ -241,10 +197,10 @@ class ModelPromotionObserver:
         # NB: the key of an outage has the registry; the tracking server, from which the runs of versions are read; and the Secret, since it
         # may name the workspace, and a server may throttle only one login.
         server, registry_uri = (normalize_address(uri) for uri in self.settings.servers(spec.tracking))
-        outage_key = (registry_uri, server, _credentials(promotion, spec))
+        outage_key = (registry_uri, server, name_credentials(promotion, spec))
         async with self._outages.attempt(outage_key):
             registry = await self.registry(promotion)
-            model = await self._read_model(promotion, spec, registry)
+            model = await self.models.read(promotion, spec, registry)
             if model is None:
                 return None, {}, UNSUPPORTED, source
             if source:
@@ -267,47 +223,6 @@ class ModelPromotionObserver:
         if self.owners is None:
             return UNSUPPORTED
         return await self.owners.find(registry, model, spec.alias, promotion.key)
-
-    async def _read_model(
-        self, promotion: Promotion, spec: ModelPromotionSpec, registry: Registry
-    ) -> RegisteredModel | None:
-        key = _ModelKey(registry.uri, spec.model, _credentials(promotion, spec))
-        if key not in self._models and key in self._first_reads:
-            # After a start, the promotions of a model are reconciled at the same time, and one of them reads the model.
-            await self._first_reads[key].wait()
-        cached = self._models.get(key)
-        fresh_seconds = self.settings.poll_seconds * _FRESH_POLLS
-        is_fresh = cached is not None and self.clock() - cached.at < fresh_seconds
-        if cached and is_fresh and _is_settled(promotion, spec, cached.model):
-            return cached.model
-        if key in self._models:
-            return await self._fetch_model(key, registry)
-        ended = self._first_reads[key] = asyncio.Event()
-        try:
-            return await self._fetch_model(key, registry)
-        finally:
-            ended.set()
-            if self._first_reads.get(key) is ended:
-                del self._first_reads[key]
-
-    async def _fetch_model(self, key: _ModelKey, registry: Registry) -> RegisteredModel | None:
-        started, number = self.clock(), next(self._numbers)
-        model = await asyncio.to_thread(registry.model, key.model)
-        self._keep(key, _CachedModel(started, number, model))
-        return model
-
-    def _keep(self, key: _ModelKey, read: _CachedModel) -> None:
-        """Cache a read, unless it is outdated. NB: a slow read may end after a newer read, or after a write that it did not see."""
-        cached = self._models.get(key)
-        if read.number < self._written or (cached and read.number < cached.number):
-            return
-        self._models[key] = read
-        now, cache_seconds = self.clock(), self.settings.poll_seconds * _CACHE_POLLS
-        if now - self._pruned > cache_seconds:
-            self._pruned = now
-            self._models = {
-                name: item for name, item in self._models.items() if now - item.at <= cache_seconds
-            }
 
     async def _read_endpoint(self, promotion: Promotion, spec: ModelPromotionSpec) -> Endpoint | None:
         """The serving endpoint, or the problem that keeps it from being read; None if no endpoint has to be read."""
@@ -346,27 +261,10 @@ class ModelPromotionObserver:
         return SourceJob(phase=phase, model=name, version=version)
 
 
-def _credentials(promotion: Promotion, spec: ModelPromotionSpec) -> str:
-    """Return the credentials of a promotion: namespace/name of the Secret; empty for the chart's credentials."""
-    reference = spec.tracking.secret_ref
-    return f"{promotion.namespace}/{reference.name}" if reference else ""
-
-
 def _serving_outage_key(promotion: Promotion, backend: ServingBackend) -> Hashable:
     """A key for the server of the endpoint: the type and the Secret (empty for the chart's login) determine it."""
     reference = backend.secret_ref
     return "serving", backend.spec.type, f"{promotion.namespace}/{reference.name}" if reference else ""
-
-
-def _is_settled(promotion: Promotion, spec: ModelPromotionSpec, model: RegisteredModel | None) -> bool:
-    """Whether the alias points at the version in the status, and no move is in progress.
-
-    NB: another replica may have moved the alias and written the status after the model was cached here. With the cached model, that
-    move would look like drift.
-    """
-    status = promotion.status
-    holder = model.holder(spec.alias) if model else None
-    return status.move is None and holder == status.promoted
 
 
 def find_needed_versions(promotion: Promotion, spec: ModelPromotionSpec, observed: Observed) -> set[str]:

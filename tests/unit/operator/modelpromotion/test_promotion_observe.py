@@ -186,7 +186,7 @@ async def test_a_read_that_began_before_a_write_is_not_remembered(monkeypatch: p
         await simulation.operator.look("champion")
     finish.set()
     await pending_read
-    remembered = simulation.operator.reconciler.observer._models.values()
+    remembered = simulation.operator.reconciler.observer.models._models.values()
     assert [dict(item.model.aliases) for item in remembered if item.model] == [simulation.registry.aliases]
     await simulation.operator.look("champion")
     assert simulation.moves() == [("Promoted", None, "1"), ("Promoted", "1", "2")]
@@ -214,7 +214,7 @@ async def test_a_read_that_ends_after_a_newer_one_is_not_remembered(monkeypatch:
     await simulation.operator.look("other")
     finish.set()
     await slow_read
-    remembered = simulation.operator.reconciler.observer._models.values()
+    remembered = simulation.operator.reconciler.observer.models._models.values()
     assert [item.model.aliases["staging"] for item in remembered if item.model] == ["2"]
 
 
@@ -223,12 +223,14 @@ async def test_models_that_are_no_longer_read_are_forgotten() -> None:
     simulation.submit()
     simulation.submit("gone", model="other", source={"type": "Version", "version": "1"})
     await simulation.settle()
-    remembered = simulation.operator.reconciler.observer._models
+    remembered = simulation.operator.reconciler.observer.models._models
     assert {model for _, model, _ in remembered} == {"support-llama", "other"}
     simulation.remove("gone")
     simulation.seconds += 10 * simulation.settings.poll_seconds
     await simulation.settle()
-    assert {model for _, model, _ in simulation.operator.reconciler.observer._models} == {"support-llama"}
+    assert {model for _, model, _ in simulation.operator.reconciler.observer.models._models} == {
+        "support-llama"
+    }
 
 
 JOBS: dict[str, tuple[Json, SourceJob]] = {
