@@ -65,13 +65,13 @@ def _describe_drift(draft: Draft) -> tuple[ConditionReason, str]:
 
 def _report_without_target(draft: Draft, what: str) -> Outcome:
     """Only report the drift: there is no version to move the alias back to, and a repair never removes an alias."""
+    keep = f"set spec.rollbackTo to {{type: Version, version: {draft.holder}}} or spec.onDrift to Adopt"
+    if _does_rollback_wait(draft):
+        keep = "approve the rollback"
     message = (
-        f"{what}, and no earlier version is recorded: to keep the alias there, set spec.rollbackTo to {{type: Version, version: "
-        f"{draft.holder}}} or spec.onDrift to Adopt; otherwise remove the alias"
+        f"{what}, and no earlier version is recorded: to keep the alias there, {keep}; otherwise remove the alias"
     )
-    draft.set(ConditionType.DRIFTED, True, ConditionReason.ALIAS_MOVED, message)
-    draft.stop(ConditionReason.ALIAS_MOVED, message)
-    return Stop
+    return _report(draft, ConditionReason.ALIAS_MOVED, message)
 
 
 def _warn(draft: Draft) -> Outcome:
@@ -83,9 +83,23 @@ def _warn(draft: Draft) -> Outcome:
         if holder
         else ""
     )
-    message = f"{what}: to undo this, {undo}{keep}; or set spec.onDrift to Repair or Adopt"
+    others = f"{keep}; or set spec.onDrift to Repair or Adopt"
+    if _does_rollback_wait(draft):
+        others = ", approve the rollback, or set spec.onDrift to Repair"
+    return _report(draft, reason, f"{what}: to undo this, {undo}{others}")
+
+
+def _does_rollback_wait(draft: Draft) -> bool:
+    """Whether spec.rollbackTo waits for approvals. NB: a rollback that was made holds the alias at its version."""
+    rollback = draft.status.rollback
+    return rollback is not None and rollback.version != draft.status.promoted
+
+
+def _report(draft: Draft, reason: ConditionReason, message: str) -> Outcome:
+    """Report drift that stays. A rollback that waits for approvals has said so already."""
     draft.set(ConditionType.DRIFTED, True, reason, message)
-    draft.stop(reason, message)
+    if not _does_rollback_wait(draft):
+        draft.stop(reason, message)
     return Stop
 
 

@@ -129,6 +129,25 @@ async def test_a_version_that_somebody_moved_the_alias_to_is_not_kept_by_a_rollb
     assert (simulation.says("Promoted") or ("", ""))[0] == "AwaitingApproval"
 
 
+@pytest.mark.parametrize("is_recorded", [True, False], ids=["from a version", "from nothing"])
+async def test_a_rollback_to_where_somebody_moved_the_alias_says_how_many_approvals_it_lacks(
+    is_recorded: bool,
+) -> None:
+    simulation = await guarded(onDrift="Warn")
+    if not is_recorded:
+        simulation.edit(onDrift="Repair")
+        del simulation.registry.versions["2"], simulation.registry.aliases["champion"]
+        await simulation.settle()
+    simulation.registry.aliases["champion"] = "1"
+    await simulation.settle()
+    message = await then(simulation, rollbackTo=back_to("1"), approvals=by("ana", version=1))
+    assert message.startswith("AwaitingApproval: the rollback to version 1 waits for approval")
+    drift = ": ".join(simulation.says("Drifted") or ())
+    assert drift.startswith("AliasMoved: somebody else")
+    assert "approve the rollback" in drift
+    assert "RolledBack" in await then(simulation, approvals=by("ana", "ben", version=1))
+
+
 async def test_a_promotion_that_was_created_again_knows_no_version_that_had_the_alias() -> None:
     simulation = await guarded(approvals=by("ana", "ben"))
     simulation.remove()
