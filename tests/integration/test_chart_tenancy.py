@@ -235,6 +235,7 @@ APPROVALS = (
     "tenancy.tenants[0].approvals[0].alias=champion",
     "tenancy.tenants[0].approvals[0].count=2",
     "tenancy.tenants[0].approvals[0].models={team_a.*,b(c}",
+    "tenancy.tenants[0].approvals[0].endpoints={team-a-chat}",
     "tenancy.tenants[0].gitOpsAccounts={argo}",
 )
 
@@ -242,7 +243,15 @@ APPROVALS = (
 def test_the_operator_reads_the_approvals_of_the_values() -> None:
     (tenant,) = Tenancy.model_validate(read_file(*APPROVALS)).tenants
     rules = [rule.model_dump() for rule in tenant.approvals]
-    assert rules == [{"alias": "champion", "models": ["team_a.*", "b(c"], "count": 2, "groups": []}]
+    assert rules == [
+        {
+            "alias": "champion",
+            "models": ["team_a.*", "b(c"],
+            "count": 2,
+            "endpoints": ["team-a-chat"],
+            "groups": [],
+        }
+    ]
     assert tenant.git_ops_accounts == ["argo"]
 
 

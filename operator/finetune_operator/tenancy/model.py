@@ -53,6 +53,8 @@ class ApprovalRule(ApiModel):
     """The registered models."""
     count: Annotated[int, Field(ge=1, le=MAX_APPROVALS)] = 1
     """How many people must approve the version."""
+    endpoints: list[Pattern] = Field(default_factory=list)
+    """Serving endpoints that only promotions of the alias may name. Default: none."""
     groups: list[Annotated[str, Field(min_length=1)]] = Field(default_factory=list)
     """Groups of users, one of which a person who approves must be in. The admission policy of the chart checks it. Default: no group."""
 

@@ -106,6 +106,7 @@ def find_promotion_breaches(spec: ModelPromotionSpec, tenant: Tenant, settings: 
             yield Breach(f"spec.onRegression.prometheus.url {strip_user(url)}", "prometheus")
     if spec.serving:
         yield from _find_serving_breaches(spec.serving, tenant)
+        yield from _find_approval_breaches(spec, spec.serving.endpoint, tenant)
     yield from _find_scope_breaches(_list_texts(spec.model_dump(mode="json", by_alias=True)), tenant)
 
 
@@ -176,6 +177,15 @@ def _find_model_breaches(model: str, field: str, registry: str, tenant: Tenant) 
 def _find_alias_breaches(alias: str, field: str, registry: str, tenant: Tenant) -> Iterator[Breach]:
     if not matches(alias, tenant.aliases, ignore_case=registry == UNITY_CATALOG):
         yield Breach(f"{field} {alias}", "aliases")
+
+
+def _find_approval_breaches(spec: ModelPromotionSpec, endpoint: str, tenant: Tenant) -> Iterator[Breach]:
+    """Check that a promotion names an endpoint of a rule for approvals only if such a rule is about its alias."""
+    guards = [rule for rule in tenant.approvals if matches(endpoint, rule.endpoints, ignore_case=True)]
+    rules = _find_approval_rules(spec.model, spec.alias, tenant)
+    if guards and not any(rule in rules for rule in guards):
+        what = f"spec.serving.endpoint {endpoint}, which only a promotion of an alias that needs approvals may name,"
+        yield Breach(what, "approvals")
 
 
 def _find_approval_rules(model: str, alias: str, tenant: Tenant) -> list[ApprovalRule]:

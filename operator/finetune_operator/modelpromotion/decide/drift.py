@@ -68,9 +68,7 @@ def _report_without_target(draft: Draft, what: str) -> Outcome:
     keep = f"set spec.rollbackTo to {{type: Version, version: {draft.holder}}} or spec.onDrift to Adopt"
     if _does_rollback_wait(draft):
         keep = "approve the rollback"
-    message = (
-        f"{what}, and no earlier version is recorded: to keep the alias there, {keep}; otherwise remove the alias"
-    )
+    message = f"{what}, and no earlier version is recorded: to keep the alias there, {keep}; otherwise remove the alias"
     return _report(draft, ConditionReason.ALIAS_MOVED, message)
 
 

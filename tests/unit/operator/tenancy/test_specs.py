@@ -435,6 +435,42 @@ PROMOTIONS: dict[str, tuple[Json, Json, list[tuple[str, str]]]] = {
         MAY_SERVE | {"endpoints": ["other-*"]},
         [("spec.serving.endpoint team-llm", "endpoints")],
     ),
+    "an endpoint that an alias without approvals must not reach": (
+        SERVED,
+        MAY_SERVE | {"approvals": [{"alias": "prod*", "endpoints": ["team-*"]}]},
+        [
+            (
+                "spec.serving.endpoint team-llm, which only a promotion of an alias that needs approvals may name,",
+                "approvals",
+            )
+        ],
+    ),
+    "an endpoint of a model that needs no approvals": (
+        SERVED | {"model": "team.other"},
+        MAY_SERVE | {"approvals": [{"alias": "champion", "models": ["team.llm"], "endpoints": ["team-llm"]}]},
+        [
+            (
+                "spec.serving.endpoint team-llm, which only a promotion of an alias that needs approvals may name,",
+                "approvals",
+            )
+        ],
+    ),
+    "the endpoint of an alias that needs approvals": (
+        SERVED,
+        MAY_SERVE
+        | {
+            "approvals": [
+                {"alias": "champion", "endpoints": ["Team-*"]},
+                {"alias": "prod", "endpoints": ["*"]},
+            ]
+        },
+        [],
+    ),
+    "another endpoint than that of an alias that needs approvals": (
+        SERVED,
+        MAY_SERVE | {"approvals": [{"alias": "prod*", "endpoints": ["prod-*"]}]},
+        [],
+    ),
     "as the installation": (
         with_databricks(),
         MAY_SERVE,
