@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from finetune_operator.modelpromotion.decide.approvers import describe_approvers
+from fixtures.fake_databricks import Workspace
 from fixtures.operator_in_memory.promotions import World, back_to
+from fixtures.operator_in_memory.serving import Databricks
 from unit.operator.modelpromotion.champion import GATES, world
 
 Json = dict[str, Any]
@@ -167,6 +169,23 @@ async def test_a_git_revert_needs_a_version_that_was_approved() -> None:
     await then(simulation, approvals=by("ana", version=1))
     await then(simulation, source={"type": "Version", "version": "2"}, approvals=[])
     assert simulation.moves()[-1] == ("Reverted", "1", "2")
+
+
+async def test_an_endpoint_of_the_alias_serves_no_version_of_another_alias(databricks: Workspace) -> None:
+    simulation = Databricks(databricks)
+    await simulation.stage(1)
+    simulation.require_approvals(2, endpoints=["support"])
+    spec = simulation.held["spec"]
+    version = {"type": "Version", "version": 3}
+    simulation.submit("candidate", **spec | {"alias": "candidate", "source": version})
+    candidate = simulation.kube.objects["ModelPromotion", "team", "candidate"]
+    candidate["metadata"]["creationTimestamp"] = "2026-08-01T12:00:01Z"
+    # Who may only update the promotion makes it one that is not permitted, so that it keeps the endpoint from nobody.
+    simulation.edit(tags={"team": "{{secrets/other/key}}"})
+    await simulation.settle()
+    assert simulation.now == ("Blocked", {"staging": 1, "champion": 1}, {"1": 100})
+    reason, message = simulation.says("Accepted", "candidate") or ("", "")
+    assert (reason, message.partition(",")[0]) == ("NotPermitted", "spec.serving.endpoint support")
 
 
 async def test_approvals_that_were_withdrawn_do_not_count() -> None:
