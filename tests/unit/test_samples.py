@@ -264,6 +264,7 @@ IN_NO_SAMPLE = {
         "spec.approvals[].by",
         "spec.approvals[].version",
         "spec.gates[].comparison.betterBy.absolute",
+        "spec.source.registry.version",
         "spec.suspend",
     },
     "FineTuneSchedule": set[str](),
