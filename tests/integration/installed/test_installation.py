@@ -158,11 +158,11 @@ def test_training_pods_are_judged_before_the_preparation_as_far_as_the_role_lets
     installation.install(*values(tenant))
     if not may:
         role = tenant.api.get("Role", tenant.namespace, RELEASE) or {}
-        for rule in role["rules"]:
-            rule["verbs"] = [
-                verb for verb in rule["verbs"] if rule["resources"] != ["pods"] or verb != "create"
-            ]
-        tenant.api.patch("Role", tenant.namespace, RELEASE, {"rules": role["rules"]})
+        rules = [
+            rule for rule in role["rules"] if rule["resources"] != ["pods"] or rule["verbs"] != ["create"]
+        ]
+        assert len(rules) == len(role["rules"]) - 1
+        tenant.api.patch("Role", tenant.namespace, RELEASE, {"rules": rules})
     tenant.submit(job())
     tenant.wait_condition("tune", "PodsAdmitted", reason)
     tenant.run_pods("tune-prep", 1)
