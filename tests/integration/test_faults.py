@@ -198,8 +198,8 @@ def test_writes_that_mlflow_does_not_answer_delay_no_other_job(linked: Linked) -
     began = time.monotonic()
     other.end_pods("beside-train-1", [1, 1], [error("Boom", "!"), error("PeerLost", "rank 0 is gone")])
     other.wait_pods("beside-train-2", 2)
-    # A request that gets no response takes 10 s.
-    assert time.monotonic() - began < 5
+    # A request that gets no response takes 10 s, and those of the other jobs have just begun.
+    assert time.monotonic() - began < 8
     linked.mlflow.held_requests = ""
     for name in closing_jobs:
         world.wait_condition(name, "Tracked", "RunFinished")
