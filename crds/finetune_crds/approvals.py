@@ -6,10 +6,9 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
-from finetune_crds.base import ApiModel, ReplacedField, list_type_map, replaced
+from finetune_crds.base import YEAR_IN_SECONDS, ApiModel, ReplacedField, list_type_map, replaced
 from finetune_crds.version_number import VersionNumber
 
-YEAR_IN_SECONDS = 366 * 24 * 3600
 MAX_APPROVALS = 16
 
 

@@ -14,6 +14,8 @@ API_VERSION = f"{GROUP}/{VERSION}"
 
 WEEK_IN_SECONDS = 7 * 24 * 3600
 """The longest time of gates, canaries, windows and watches."""
+YEAR_IN_SECONDS = 366 * 24 * 3600
+"""The longest time for soaking and approvals."""
 
 VALIDATIONS = "x-kubernetes-validations"
 REPLACED = "x-replaced-fields"
@@ -123,6 +125,8 @@ LabelValue = Annotated[str, Field(max_length=63, pattern=r"^[A-Za-z0-9]([A-Za-z0
 Text = Annotated[str, Field(min_length=1, max_length=1024)]
 LongText = Annotated[str, Field(min_length=1, max_length=16384)]
 Uri = Annotated[str, Field(min_length=1, max_length=1024)]
+ServerAddress = Annotated[str, Field(max_length=1024, pattern="^https?://[^?#@ ]+$")]
+"""Address of an HTTP server, without a login."""
 Fraction = Annotated[float, Field(ge=0, le=1)]
 NonNegative = Annotated[int, Field(ge=0)]
 # An explicit zero is the same setting as an absent field.

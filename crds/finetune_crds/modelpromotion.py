@@ -6,11 +6,13 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
-from finetune_crds.approvals import YEAR_IN_SECONDS, Approval, Approvals
+from finetune_crds.approvals import Approval, Approvals
 from finetune_crds.base import (
     WEEK_IN_SECONDS,
+    YEAR_IN_SECONDS,
     ApiModel,
     Passthrough,
+    ServerAddress,
     Uri,
     build_immutability_rule,
     rules,
@@ -63,7 +65,7 @@ class SourceRegistry(ApiModel):
         )
     )
 
-    uri: Annotated[str, Field(max_length=1024, pattern="^https?://[^?#@ ]+$")]
+    uri: ServerAddress
     """Address of the MLflow server with the version."""
     secret_ref: LocalReference | None = None
     """Secret with the login of this server, with the keys of tracking.secretRef."""

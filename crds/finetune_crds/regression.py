@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
-from finetune_crds.base import WEEK_IN_SECONDS, ApiModel, Name, rules
+from finetune_crds.base import WEEK_IN_SECONDS, ApiModel, Name, ServerAddress, rules
 from finetune_crds.env import LocalReference
 from finetune_crds.gates import BOUNDS_RULES
 
@@ -16,7 +16,7 @@ _Seconds = Annotated[int, Field(ge=0, le=WEEK_IN_SECONDS)]
 class PrometheusQuery(ApiModel):
     """A query whose result is one number."""
 
-    url: Annotated[str, Field(max_length=1024, pattern="^https?://[^?#@ ]+$")]
+    url: ServerAddress
     """Address of the server. It has no login and no query; other servers with the API of Prometheus work too."""
     query: Annotated[str, Field(min_length=1, max_length=4096)]
     """PromQL with one number as its result now."""
