@@ -6,38 +6,42 @@ import time
 from typing import TYPE_CHECKING, TypeVar
 
 from finetune_trainer.pod import mlflow_run
-from finetune_trainer.pod.exit_status import PodFailure
+from finetune_trainer.pod.exit_status import PodFailure, RecipeRefusedError, TrainingError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 T = TypeVar("T")
-UNREACHABLE_TIMEOUT_SECONDS = 600.0
-"""How long to wait for a server that does not answer, unless the environment says otherwise."""
-_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.5, 15.0
+# How long to wait for a server that does not answer, unless the environment says otherwise.
+_UNREACHABLE_TIMEOUT_SECONDS = 600.0
 
 
 def call_with_retries(
     call: Callable[[], T],
     *,
     purpose: str,
-    refuse: Callable[[str], PodFailure],
-    give_up: Callable[[str], PodFailure],
-    patience_seconds: float,
+    refused: str,
+    refusal_reason: str,
+    unreachable: str,
+    patience_seconds: float | None = None,
 ) -> T:
     """Call MLflow, with retries while it is unreachable.
 
     Args:
         purpose: what the process waits for, for its log.
-        refuse: builds the error for a call that the server refuses for good, from the first line of its answer.
-        give_up: builds the error for a server that did not answer in time, in the same way.
-        patience_seconds: how long to retry.
+        refused: beginning of the error about a call that the server refuses for good, before the first line of its answer.
+        refusal_reason: the reason of this error.
+        unreachable: beginning of the error about a server that did not answer in time, before `was not reachable`.
+        patience_seconds: how long to retry. Default: what the environment says, or ten minutes.
 
     Raises:
-        PodFailure: of `refuse` or `give_up`, or raised by the call.
+        RecipeRefusedError: the server refused the call.
+        TrainingError: the server was unreachable for too long.
+        PodFailure: raised by the call.
     """
+    patience_seconds = patience_seconds or mlflow_run.get_patience_seconds(_UNREACHABLE_TIMEOUT_SECONDS)
     deadline = time.monotonic() + patience_seconds
-    pause, is_first = _FIRST_PAUSE_SECONDS, True
+    pause, is_first = mlflow_run.FIRST_PAUSE_SECONDS, True
     while True:
         try:
             return call()
@@ -46,11 +50,12 @@ def call_with_retries(
         except Exception as error:
             line = mlflow_run.first_line(error)
             if mlflow_run.is_final(error):
-                raise refuse(line) from error
+                raise RecipeRefusedError(f"{refused}: {line}", reason=refusal_reason) from error
             if time.monotonic() + pause > deadline:
-                raise give_up(line) from error
+                message = f"{unreachable} was not reachable for {patience_seconds:.0f} s: {line}"
+                raise TrainingError("MlflowUnreachable", message) from error
             if is_first:
                 print(f"waiting for MLflow {purpose}: {line}", flush=True)
                 is_first = False
             time.sleep(pause)
-            pause = min(2 * pause, _MAX_PAUSE_SECONDS)
+            pause = min(2 * pause, mlflow_run.MAX_PAUSE_SECONDS)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _MAX_QUEUED_METRICS = 20_000
 _METRICS_PER_CALL = 500
 # The pause between retries doubles from the first to the longest.
-_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.5, 15.0
+FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.5, 15.0
 # How long a rank that ends with an error waits for MLflow; the wait must fit into the pod's grace period.
 _CLOSE_SECONDS = 5.0
 # MLflow's classes of data sources, by the scheme of an address.
@@ -221,7 +221,7 @@ class Tracker:
 
     def _log_with_retries(self, call: Call) -> None:
         """Log an entry: retry while MLflow is unreachable, until the tracker is closed; drop an entry that MLflow rejects."""
-        pause = _FIRST_PAUSE_SECONDS
+        pause = FIRST_PAUSE_SECONDS
         while not self._closing:
             try:
                 self._client = self._client or self._connect()
@@ -231,7 +231,7 @@ class Tracker:
                     self._print(f"MLflow rejected an entry; dropping it: {first_line(error)}")
                     return
                 self._wait_for_mlflow(error, pause)
-                pause = min(2 * pause, _MAX_PAUSE_SECONDS)
+                pause = min(2 * pause, MAX_PAUSE_SECONDS)
             else:
                 if self._away:
                     self._away = False

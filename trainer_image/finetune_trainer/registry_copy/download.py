@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from finetune_trainer.models.download import list_mlflow_files
 from finetune_trainer.models.unsafe_files import check_names
 from finetune_trainer.pod import mlflow_run
-from finetune_trainer.pod.exit_status import RecipeRefusedError, TrainingError
-from finetune_trainer.pod.mlflow_retries import UNREACHABLE_TIMEOUT_SECONDS, call_with_retries
+from finetune_trainer.pod.exit_status import RecipeRefusedError
+from finetune_trainer.pod.mlflow_retries import call_with_retries
 from finetune_trainer.registry_copy.source_version import SourceVersion, find_files, hash_file
 
 if TYPE_CHECKING:
@@ -68,18 +68,12 @@ def _read(call: Callable[[], T]) -> T:
         RecipeRefusedError: the server refused the call.
         TrainingError: the server was unreachable for too long.
     """
-    patience_seconds = mlflow_run.get_patience_seconds(UNREACHABLE_TIMEOUT_SECONDS)
     return call_with_retries(
         call,
         purpose="to read the version",
-        refuse=lambda line: RecipeRefusedError(
-            f"the server of {_FIELD} refused the version: {line}", reason="CopyRefused"
-        ),
-        give_up=lambda line: TrainingError(
-            "MlflowUnreachable",
-            f"the server of {_FIELD} was not reachable for {patience_seconds:.0f} s: {line}",
-        ),
-        patience_seconds=patience_seconds,
+        refused=f"the server of {_FIELD} refused the version",
+        refusal_reason="CopyRefused",
+        unreachable=f"the server of {_FIELD}",
     )
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from finetune_trainer.pod import mlflow_run
-from finetune_trainer.pod.exit_status import RecipeRefusedError, TrainingError
-from finetune_trainer.pod.mlflow_retries import UNREACHABLE_TIMEOUT_SECONDS, call_with_retries
+from finetune_trainer.pod.mlflow_retries import call_with_retries
 from finetune_trainer.train.delivery import upload
 
 if TYPE_CHECKING:
@@ -47,7 +46,7 @@ class Registry:
         self._run_id, self._upload_mode = run_id, upload_mode
         self._connect = connect
         self._done = done
-        self._patience = patience_seconds or mlflow_run.get_patience_seconds(UNREACHABLE_TIMEOUT_SECONDS)
+        self._patience_seconds = patience_seconds
 
     def find_version(self, model: str) -> str | None:
         """Return the version of `model` that an earlier attempt of this run registered, if any."""
@@ -97,14 +96,10 @@ class Registry:
             lambda: call(self._connect()),
             purpose="to register the model",
             # NB: another attempt would train again, and be refused again.
-            refuse=lambda line: RecipeRefusedError(
-                f"MLflow refused the model: {line}", reason="RegistrationRefused"
-            ),
-            give_up=lambda line: TrainingError(
-                "MlflowUnreachable",
-                f"{self._done}, but MLflow was not reachable for {self._patience:.0f} s: {line}",
-            ),
-            patience_seconds=self._patience,
+            refused="MLflow refused the model",
+            refusal_reason="RegistrationRefused",
+            unreachable=f"{self._done}, but MLflow",
+            patience_seconds=self._patience_seconds,
         )
 
     def _find_version(self, mlflow: MlflowClient, model: str) -> str | None:
