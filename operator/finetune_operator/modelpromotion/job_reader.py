@@ -50,7 +50,8 @@ class JobReader:
         return tuple(
             [
                 job
-                if job.name in recorded_names or _is_released_copy(job)
+                # A released copy was made, or is not needed any more.
+                if job.name in recorded_names or (job.component == names.COPY and job.is_released)
                 else await self._complete(promotion, job, open_server)
                 for job in jobs
             ]
@@ -67,11 +68,6 @@ class JobReader:
         listed = await self.kube.list("Pod", promotion.namespace, labelSelector=selector)
         pods = tuple(pod for pod in listed.objects if _is_pod_of(job.body, pod))
         return replace(job, pods=pods, run=await _read_run(promotion, job.body, open_server))
-
-
-def _is_released_copy(job: ObservedJob) -> bool:
-    """Whether a Job has made its copy, or is not needed any more."""
-    return job.component == names.COPY and "ttlSecondsAfterFinished" in job.body["spec"]
 
 
 def _is_pod_of(job: Json, pod: Json) -> bool:

@@ -97,6 +97,11 @@ class ObservedJob:
         """The id of its MLflow run; None if it has none."""
         return find_run_id(self.body)
 
+    @property
+    def is_released(self) -> bool:
+        """Whether Kubernetes deletes it some time after its end, see `ReleaseJob`."""
+        return "ttlSecondsAfterFinished" in self.body["spec"]
+
 
 def find_component(job: Json) -> str:
     """Whether a Job of a promotion is that of a gate or of a copy: names.GATE or names.COPY."""

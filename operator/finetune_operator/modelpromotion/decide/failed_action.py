@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from datetime import datetime
+from typing import NamedTuple
 
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.promotion_status import ModelPromotionStatus
@@ -29,6 +29,14 @@ from finetune_operator.registry.base import MoveAlias
 _TRANSIENT_REASONS = (*UNREACHABLE, ConditionReason.MLFLOW_ERROR)
 
 
+class _Report(NamedTuple):
+    """The conditions that a failed write changes, all for one reason."""
+
+    conditions: dict[ConditionType, bool | None]
+    reason: ConditionReason
+    message: str
+
+
 def record_failed_action(
     promotion: Promotion,
     decision: PromotionDecision,
@@ -38,32 +46,51 @@ def record_failed_action(
     now: datetime,
 ) -> PromotionDecision:
     """Return the decision with a status that names the failed write and the reason."""
-    spec, status = promotion.spec, decision.status
-    if isinstance(action, ClaimAlias):
-        # The registry does not answer: the next pass reports that.
+    status = decision.status
+    if isinstance(action, ClaimAlias) or (isinstance(action, CloseRun) and action.component == names.COPY):
+        # The next pass reports that the registry does not answer. The status says already how a copy ended.
         return decision
     if sets_only_tags(action):
         return dataclasses.replace(decision, status=_record_refused_tags(promotion, status, problem, now))
-    if isinstance(action, MoveAlias):
-        what = f"alias {spec.alias} of {spec.model}" if spec else "the alias"
-        kind = ConditionType.PROMOTED
-        reason = (
-            ConditionReason.MOVE_DELAYED
-            if problem.reason in _TRANSIENT_REASONS
-            else ConditionReason.MOVE_REFUSED
+    report = _describe_failure(promotion, status, action, problem)
+    for kind, holds in report.conditions.items():
+        status = with_condition(
+            status, kind, holds, report.reason, report.message, now=now, generation=promotion.generation
         )
-        message = f"{what} cannot be moved: {problem.message}"
-    elif isinstance(action, CloseRun) and action.component == names.COPY:
-        # The status already says how the copy ended, and the next pass tries again.
-        return decision
-    elif isinstance(action, StartJob) and action.component == names.COPY:
-        return dataclasses.replace(decision, status=_record_copy_problem(promotion, status, problem, now))
-    elif isinstance(action, StartJob | CloseRun):
-        return dataclasses.replace(decision, status=_record_gate_problem(promotion, status, problem, now))
-    else:
-        kind, reason, message = ConditionType.SERVED, problem.reason, problem.message
-    status = with_condition(status, kind, False, reason, message, now=now, generation=promotion.generation)
     return dataclasses.replace(decision, status=summarize_status(promotion, status, now))
+
+
+def _describe_failure(
+    promotion: Promotion, status: ModelPromotionStatus, action: PromotionAction, problem: Problem
+) -> _Report:
+    match action:
+        case MoveAlias():
+            return _describe_refused_move(promotion, problem)
+        case StartJob(component=names.COPY):
+            return _describe_missing_copy(status, problem)
+        case StartJob() | CloseRun():
+            message = f"version {status.candidate} cannot be judged yet: {problem.message}"
+            conditions = {ConditionType.GATES_PASSED: None, ConditionType.PROMOTED: False}
+            return _Report(conditions, ConditionReason.GATE_NOT_STARTED, message)
+        case _:
+            return _Report({ConditionType.SERVED: False}, problem.reason, problem.message)
+
+
+def _describe_refused_move(promotion: Promotion, problem: Problem) -> _Report:
+    spec, is_transient = promotion.spec, problem.reason in _TRANSIENT_REASONS
+    what = f"alias {spec.alias} of {spec.model}" if spec else "the alias"
+    reason = ConditionReason.MOVE_DELAYED if is_transient else ConditionReason.MOVE_REFUSED
+    return _Report({ConditionType.PROMOTED: False}, reason, f"{what} cannot be moved: {problem.message}")
+
+
+def _describe_missing_copy(status: ModelPromotionStatus, problem: Problem) -> _Report:
+    copied = status.copied
+    what = f"version {copied.source_version} of {copied.model} at {copied.uri}" if copied else "the version"
+    return _Report(
+        {ConditionType.SOURCE_READY: False, ConditionType.PROMOTED: False},
+        ConditionReason.COPY_NOT_STARTED,
+        f"{what} cannot be copied yet: {problem.message}",
+    )
 
 
 def _record_refused_tags(
@@ -84,56 +111,4 @@ def _record_refused_tags(
         now=now,
         generation=promotion.generation,
     )
-    return summarize_status(promotion, status, now)
-
-
-def _record_copy_problem(
-    promotion: Promotion, status: ModelPromotionStatus, problem: Problem, now: datetime
-) -> ModelPromotionStatus:
-    """The status of a promotion whose Job for a copy could not be created."""
-    copied = status.copied
-    what = f"version {copied.source_version} of {copied.model} at {copied.uri}" if copied else "the version"
-    message = f"{what} cannot be copied yet: {problem.message}"
-    return _set_false(
-        promotion,
-        status,
-        (ConditionType.SOURCE_READY, ConditionType.PROMOTED),
-        reason=ConditionReason.COPY_NOT_STARTED,
-        message=message,
-        now=now,
-    )
-
-
-def _record_gate_problem(
-    promotion: Promotion, status: ModelPromotionStatus, problem: Problem, now: datetime
-) -> ModelPromotionStatus:
-    """The status of a promotion whose gate cannot be judged, since its Job could not be created, or its MLflow run could not be closed."""
-    message = f"version {status.candidate} cannot be judged yet: {problem.message}"
-    reason = ConditionReason.GATE_NOT_STARTED
-    status = with_condition(
-        status,
-        ConditionType.GATES_PASSED,
-        None,
-        reason,
-        message,
-        now=now,
-        generation=promotion.generation,
-    )
-    return _set_false(promotion, status, (ConditionType.PROMOTED,), reason=reason, message=message, now=now)
-
-
-def _set_false(
-    promotion: Promotion,
-    status: ModelPromotionStatus,
-    kinds: Sequence[ConditionType],
-    *,
-    reason: ConditionReason,
-    message: str,
-    now: datetime,
-) -> ModelPromotionStatus:
-    """The status with these conditions False for one reason."""
-    for kind in kinds:
-        status = with_condition(
-            status, kind, False, reason, message, now=now, generation=promotion.generation
-        )
     return summarize_status(promotion, status, now)

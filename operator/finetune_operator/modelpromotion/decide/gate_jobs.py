@@ -14,14 +14,18 @@ from finetune_crds.base import Json
 from finetune_crds.gates import Gate, JobGate
 from finetune_crds.promotion_status import MAX_GATE_RESULTS, GateResult
 from finetune_operator import names
-from finetune_operator.batch.state import has_ended, is_being_deleted, job_condition
+from finetune_operator.batch.state import has_ended, is_being_deleted
 from finetune_operator.modelpromotion.decide.digests import digest
 from finetune_operator.modelpromotion.decide.draft import Draft
 from finetune_operator.modelpromotion.decide.gate_result import build_result
-from finetune_operator.modelpromotion.decide.job_state import describe_unfinished, find_job, is_conclusive
+from finetune_operator.modelpromotion.decide.job_state import (
+    close_run,
+    describe_unfinished,
+    find_job,
+    is_conclusive,
+)
 from finetune_operator.modelpromotion.decide.measurement import Measurement
 from finetune_operator.modelpromotion.model import (
-    CloseRun,
     JobRun,
     ReleaseJob,
     StartJob,
@@ -48,10 +52,8 @@ def record_results(draft: Draft) -> Outcome:
         job = find_job(draft, needed.name)
         if _find_result(draft, needed) or job is None or not is_conclusive(job):
             continue
-        if job.run and job.run.status == "RUNNING":
+        if close_run(draft, job):
             # The result is recorded once the run is closed, so that a crash in between leaves no open run.
-            status = "FINISHED" if job_condition(job.body, "Complete") else "FAILED"
-            draft.actions.append(CloseRun(job.run.run_id, status, names.GATE))
             continue
         result = build_result(
             job,
@@ -109,9 +111,7 @@ def tidy(draft: Draft) -> None:
         if not has_ended(job.body):
             if not is_needed:
                 draft.actions.append(StopJob(job.name, job.uid, job.run_id))
-        elif "ttlSecondsAfterFinished" not in job.body["spec"] and (
-            job.name in recorded_names or not is_needed
-        ):
+        elif not job.is_released and (job.name in recorded_names or not is_needed):
             draft.actions.append(ReleaseJob(job.name, job.uid))
 
 

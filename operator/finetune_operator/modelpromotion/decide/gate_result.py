@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from datetime import datetime
 from typing import Literal, NamedTuple
 
 from finetune_crds.base import Json
 from finetune_crds.gates import DEFAULT_TIMEOUT_SECONDS, JobGate
-from finetune_crds.pods import MAIN_CONTAINER
 from finetune_crds.promotion_status import MAX_GATE_MESSAGE, MAX_GATE_NUMBERS, GateResult
 from finetune_operator.batch.state import describe_pods, job_condition
+from finetune_operator.modelpromotion.decide.job_end import (
+    build_log_command,
+    describe_exit,
+    describe_failure,
+    find_last_pod,
+    find_termination,
+    has_exceeded_deadline,
+    quote_end,
+)
 from finetune_operator.modelpromotion.model import ObservedJob
-from finetune_operator.text import keep_last_lines, shorten
+from finetune_operator.text import shorten
 
 # NB: names of metrics from MLflow can be any text.
 _MAX_NAME_CHARS = 253
-DEADLINE_EXCEEDED = "DeadlineExceeded"
 _NOT_NUMBERS = "its termination message is not a JSON object of numbers"
 
 
@@ -64,20 +71,6 @@ def build_result(
     )
 
 
-def find_last_pod(pods: Sequence[Json]) -> Json:
-    """The pod that started last; {} if no pod exists any more."""
-    return max(pods, key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")), default={})
-
-
-def find_termination(pod: Json, container: str = MAIN_CONTAINER) -> Json:
-    """How a container of a pod ended; {} if it did not run."""
-    status = pod.get("status", {})
-    for item in [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]:
-        if item["name"] == container:
-            return dict(item.get("state", {}).get("terminated") or {})
-    return {}
-
-
 def _parse_numbers(text: str) -> tuple[dict[str, str], str]:
     """The numbers of a termination message as text, and why there are none; both are empty for an empty message."""
     if not text.strip():
@@ -116,9 +109,8 @@ def _bound_numbers(numbers: Mapping[str, str], used_numbers: Collection[str]) ->
 
 def _explain_failure(job: ObservedJob, pod: Json, gate: JobGate) -> _Ending:
     """Explain why a Job failed: its time limit, the end of its log, or what the Job controller reports."""
-    log = f"see kubectl logs -n {job.body['metadata']['namespace']} job/{job.name}"
-    status, terminated = pod.get("status", {}), find_termination(pod)
-    if status.get("reason") == DEADLINE_EXCEEDED:
+    log, terminated = f"see {build_log_command(job)}", find_termination(pod)
+    if has_exceeded_deadline(pod):
         limit = f"{gate.timeout_seconds or DEFAULT_TIMEOUT_SECONDS} s (timeoutSeconds)"
         where = describe_pods([pod])
         if not terminated.get("startedAt"):
@@ -128,11 +120,7 @@ def _explain_failure(job: ObservedJob, pod: Json, gate: JobGate) -> _Ending:
             )
         return _Ending("Failed", f"Job {job.name} did not end within {limit}: {log}")
     if terminated:
-        last_lines = keep_last_lines(terminated.get("message") or "")
-        reason = terminated.get("reason") or "Error"
-        cause = f"exit code {terminated.get('exitCode')}" + (f", {reason}" if reason != "Error" else "")
-        quoted_lines = f": {last_lines}" if last_lines else ""
-        return _Ending("Failed", f"Job {job.name} failed ({cause}), {log}{quoted_lines}")
-    failed = job_condition(job.body, "Failed") or {}
-    detail = status.get("message") or failed.get("message") or failed.get("reason") or "no reason is known"
-    return _Ending("Failed", f"Job {job.name} failed: {detail}")
+        return _Ending(
+            "Failed", f"Job {job.name} failed ({describe_exit(terminated)}), {log}{quote_end(terminated)}"
+        )
+    return _Ending("Failed", f"Job {job.name} failed: {describe_failure(job, pod)}")

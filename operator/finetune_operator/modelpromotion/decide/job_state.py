@@ -8,7 +8,8 @@ from finetune_crds.base import Json
 from finetune_operator.batch.blockage import find_waiting_container, unschedulable_condition
 from finetune_operator.batch.state import has_ended, is_alive, is_being_deleted, job_condition
 from finetune_operator.modelpromotion.decide.draft import Draft
-from finetune_operator.modelpromotion.model import ObservedJob, StopJob
+from finetune_operator.modelpromotion.decide.job_end import build_log_command
+from finetune_operator.modelpromotion.model import CloseRun, ObservedJob, StopJob
 from finetune_operator.text import shorten
 
 
@@ -39,6 +40,15 @@ def stop_all(draft: Draft) -> None:
     ]
 
 
+def close_run(draft: Draft, job: ObservedJob) -> bool:
+    """Close the MLflow run of a Job that has ended. Returns whether it was open."""
+    if job.run is None or job.run.status != "RUNNING":
+        return False
+    status = "FINISHED" if job_condition(job.body, "Complete") else "FAILED"
+    draft.actions.append(CloseRun(job.run.run_id, status, job.component))
+    return True
+
+
 def describe_unfinished(job: ObservedJob, what: str, *, log_options: str = "") -> Unfinished:
     """What a Job without a result does, or what keeps it from running.
 
@@ -59,8 +69,7 @@ def describe_unfinished(job: ObservedJob, what: str, *, log_options: str = "") -
     again = f" again after {failed} failed {'pod' if failed == 1 else 'pods'}" if failed else ""
     is_running = any(_has_running_container(pod) for pod in job.pods)
     state = "runs" if is_running else "starts"
-    command = f"kubectl logs -n {job.body['metadata']['namespace']} job/{job.name}{log_options}"
-    log = f": see {command}" if is_running else ""
+    log = f": see {build_log_command(job, log_options)}" if is_running else ""
     return Unfinished(f"{what} {state}{again}{log}", is_in_progress=True)
 
 

@@ -17,14 +17,22 @@ from finetune_operator import names
 from finetune_operator.batch.state import describe_pods, has_ended, is_being_deleted, job_condition
 from finetune_operator.modelpromotion.decide.digests import digest
 from finetune_operator.modelpromotion.decide.draft import Draft
-from finetune_operator.modelpromotion.decide.gate_result import (
-    DEADLINE_EXCEEDED,
+from finetune_operator.modelpromotion.decide.job_end import (
+    build_log_command,
+    describe_exit,
+    describe_failure,
     find_last_pod,
     find_termination,
+    has_exceeded_deadline,
+    quote_end,
 )
-from finetune_operator.modelpromotion.decide.job_state import describe_unfinished, find_job, is_conclusive
+from finetune_operator.modelpromotion.decide.job_state import (
+    close_run,
+    describe_unfinished,
+    find_job,
+    is_conclusive,
+)
 from finetune_operator.modelpromotion.model import (
-    CloseRun,
     JobRun,
     ObservedJob,
     ReleaseJob,
@@ -33,7 +41,10 @@ from finetune_operator.modelpromotion.model import (
     StopJob,
 )
 from finetune_operator.modelpromotion.pods.copy_pod import build_job
-from finetune_operator.text import keep_last_lines, normalize_address
+from finetune_operator.text import normalize_address
+
+# The pod has two containers with a log.
+_LOG_OPTIONS = " --all-containers"
 
 Wait = tuple[ConditionReason, str]
 
@@ -105,7 +116,7 @@ def tidy(draft: Draft) -> None:
         if not has_ended(job.body):
             if not is_current:
                 draft.actions.append(StopJob(job.name, job.uid, job.run_id))
-        elif "ttlSecondsAfterFinished" not in job.body["spec"] and not _close_run(draft, job):
+        elif not job.is_released and not close_run(draft, job):
             # NB: after the run was closed. Without the Job, nobody would know it any more.
             draft.actions.append(ReleaseJob(job.name, job.uid))
 
@@ -144,11 +155,9 @@ def _follow_job(draft: Draft, source: SourceRegistry, version: SourceVersion, wh
             f"Job {name}, which copies {what}, is being created",
         )
     if is_conclusive(job):
-        _close_run(draft, job)
+        close_run(draft, job)
         return ConditionReason.COPY_FAILED, _explain_end(draft, source, job, what)
-    unfinished = describe_unfinished(
-        job, f"Job {name}, which copies {what},", log_options=" --all-containers"
-    )
+    unfinished = describe_unfinished(job, f"Job {name}, which copies {what},", log_options=_LOG_OPTIONS)
     reason = ConditionReason.COPYING if unfinished.is_in_progress else ConditionReason.COPY_NOT_STARTED
     return reason, unfinished.message
 
@@ -191,15 +200,6 @@ def _start(draft: Draft, source: SourceRegistry, version: SourceVersion, name: s
     return StartJob(body, JobRun(contract.TAG_COPY_JOB, key, experiment, name, tags))
 
 
-def _close_run(draft: Draft, job: ObservedJob) -> bool:
-    """Close the MLflow run of a Job that has ended. Returns whether it was open."""
-    if job.run is None or job.run.status != "RUNNING":
-        return False
-    status = "FINISHED" if job_condition(job.body, "Complete") else "FAILED"
-    draft.actions.append(CloseRun(job.run.run_id, status, names.COPY))
-    return True
-
-
 def _explain_end(draft: Draft, source: SourceRegistry, job: ObservedJob, what: str) -> str:
     """Explain why a Job that ended made no copy."""
     again = f"correct this and delete Job {job.name} to copy again, or change spec.source"
@@ -208,25 +208,15 @@ def _explain_end(draft: Draft, source: SourceRegistry, job: ObservedJob, what: s
             f"Job {job.name} copied {what}, but {draft.spec.model} has no version with its tag {contract.TAG_COPY}: somebody deleted the "
             f"version or the tag: delete Job {job.name} to copy again, or change spec.source"
         )
-    pod = find_last_pod(job.pods)
-    status = pod.get("status", {})
-    log = f"see kubectl logs -n {draft.promotion.namespace} job/{job.name} --all-containers"
-    if status.get("reason") == DEADLINE_EXCEEDED:
+    pod, log = find_last_pod(job.pods), f"see {build_log_command(job, _LOG_OPTIONS)}"
+    if has_exceeded_deadline(pod):
         limit = source.timeout_seconds or DEFAULT_COPY_TIMEOUT_SECONDS
         return f"{what} cannot be copied: {describe_pods([pod])} did not end within {limit} s: raise spec.source.registry.timeoutSeconds; {log}"
     ends = (find_termination(pod, container) for container in (names.DOWNLOAD_CONTAINER, MAIN_CONTAINER))
-    failure = next((end for end in ends if end.get("exitCode")), None)
-    if failure is None:
-        failed = job_condition(job.body, "Failed") or {}
-        detail = (
-            status.get("message") or failed.get("message") or failed.get("reason") or "no reason is known"
-        )
-        return f"{what} cannot be copied: {detail}: {again}"
-    message = TerminationMessage.parse(failure.get("message"))
+    terminated = next((end for end in ends if end.get("exitCode")), None)
+    if terminated is None:
+        return f"{what} cannot be copied: {describe_failure(job, pod)}: {again}"
+    message = TerminationMessage.parse(terminated.get("message"))
     if message and message.error:
         return f"{what} cannot be copied: {message.error.message}: {again}"
-    reason = failure.get("reason") or "Error"
-    cause = f"exit code {failure['exitCode']}" + (f", {reason}" if reason != "Error" else "")
-    last_lines = keep_last_lines(failure.get("message") or "")
-    quoted_lines = f": {last_lines}" if last_lines else ""
-    return f"{what} cannot be copied ({cause}), {log}: {again}{quoted_lines}"
+    return f"{what} cannot be copied ({describe_exit(terminated)}), {log}: {again}{quote_end(terminated)}"
