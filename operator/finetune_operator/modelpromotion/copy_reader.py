@@ -35,7 +35,7 @@ class CopyReader:
     open: OpenSource
 
     async def read(self, promotion: Promotion, spec: ModelPromotionSpec) -> SourceVersion | None:
-        """The version that the source names, without its copy unless the status has it; None for a source of another type.
+        """The version that the source names, with its copy if the status has it; None for a source of another type.
 
         A version by its number is not read again once it was copied: the other registry may be gone then.
 
@@ -45,21 +45,19 @@ class CopyReader:
         source, copied = spec.source.registry, promotion.status.copied
         if source is None:
             return None
-        is_copied = (
-            copied is not None
-            and copied.version is not None
-            and (copied.uri, copied.model, copied.source_version)
-            == (normalize_address(source.uri), source.model, source.version)
-        )
-        if copied and is_copied:
-            return SourceVersion(copied.source_version, copied.digest, copy=copied.version)
+        if copied and copied.version:
+            named = (normalize_address(source.uri), source.model, source.version)
+            if (copied.uri, copied.model, copied.source_version) == named:
+                return SourceVersion(copied.source_version, copied.digest, copy=copied.version)
         try:
             version = await self._read_source(promotion, source)
         except ExternalError as error:
             return SourceVersion(problem=error.problem)
         if version is None:
             return SourceVersion()
-        return SourceVersion(version.version, identify(source, version), version.ready)
+        digest = identify(source, version)
+        copy = copied.version if copied and copied.digest == digest else None
+        return SourceVersion(version.version, digest, version.ready, copy)
 
     async def _read_source(self, promotion: Promotion, source: SourceRegistry) -> ModelVersion | None:
         secret = await secrets.read(

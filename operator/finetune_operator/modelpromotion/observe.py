@@ -22,7 +22,7 @@ from finetune_operator.mlflow.runs import Server
 from finetune_operator.modelpromotion.conflicts import ConflictFinder
 from finetune_operator.modelpromotion.copy_reader import CopyReader, find_copy
 from finetune_operator.modelpromotion.job_reader import JobReader
-from finetune_operator.modelpromotion.model import Observed, Promotion, SourceJob, SourceVersion
+from finetune_operator.modelpromotion.model import Observed, Promotion, SourceJob
 from finetune_operator.modelpromotion.model_cache import ModelCache, name_credentials
 from finetune_operator.modelpromotion.number_reader import NumberReader, OpenPrometheus
 from finetune_operator.modelpromotion.version_records import import_history
@@ -130,26 +130,18 @@ class ModelPromotionObserver:
                 return Observed(rival=rival)
             loop = await self._conflicts.find_alias_loop(promotion, spec)
             source = await self._copy_reader.read(promotion, spec)
-            model, versions, ownership, source = await self._read_model_and_versions(
-                promotion, spec, job, source
-            )
+            observed = await self._observe_registry(promotion, spec, Observed(job=job, source_version=source))
             child_jobs = await self._child_jobs.read(promotion, child_jobs, self.open_server)
         except ExternalError as error:
             return Observed(
                 problem=error.problem, job=job, source_version=source, loop=loop, child_jobs=child_jobs
             )
-        endpoint = await self._read_endpoint(promotion, spec)
-        reading = await self._number_reader.read(promotion, spec)
-        return Observed(
-            model=model,
-            versions=versions,
-            job=job,
-            source_version=source,
+        return replace(
+            observed,
             loop=loop,
-            endpoint=endpoint,
+            endpoint=await self._read_endpoint(promotion, spec),
             child_jobs=child_jobs,
-            ownership=ownership,
-            reading=reading,
+            reading=await self._number_reader.read(promotion, spec),
         )
 
     async def registry(self, promotion: Promotion) -> Registry:
@@ -186,14 +178,14 @@ class ModelPromotionObserver:
         login = ("serving", backend.spec.type, secrets.build_key(secret))
         return await self._outages.log_in(login, partial(backend.open_client, self.settings, secret))
 
-    async def _read_model_and_versions(
-        self,
-        promotion: Promotion,
-        spec: ModelPromotionSpec,
-        job: SourceJob | None,
-        source: SourceVersion | None,
-    ) -> tuple[RegisteredModel | None, Mapping[str, ModelVersion | None], Ownership, SourceVersion | None]:
-        """The model and the versions that this pass needs, which installation moves the alias, and the source's version with its copy."""
+    async def _observe_registry(
+        self, promotion: Promotion, spec: ModelPromotionSpec, observed: Observed
+    ) -> Observed:
+        """Add the model and the versions that this pass needs, the copy, and which installation moves the alias.
+
+        Args:
+            observed: the job and the version of another registry that the source names.
+        """
         # NB: the key of an outage has the registry; the tracking server, from which the runs of versions are read; and the Secret, since it
         # may name the workspace, and a server may throttle only one login.
         server, registry_uri = (normalize_address(uri) for uri in self.settings.servers(spec.tracking))
@@ -202,15 +194,15 @@ class ModelPromotionObserver:
             registry = await self.registry(promotion)
             model = await self.models.read(promotion, spec, registry)
             if model is None:
-                return None, {}, UNSUPPORTED, source
+                return observed
+            source = observed.source_version
             if source:
                 source = replace(source, copy=await find_copy(registry, spec.model, source))
-            needed = find_needed_versions(
-                promotion, spec, Observed(model=model, job=job, source_version=source)
-            )
+            observed = replace(observed, model=model, source_version=source)
+            needed = find_needed_versions(promotion, spec, observed)
             ownership = await self.find_ownership(promotion, spec, registry, model)
             versions = await asyncio.to_thread(_read_versions, registry, spec.model, needed) if needed else {}
-            return model, versions, ownership, source
+            return replace(observed, versions=versions, ownership=ownership)
 
     async def find_ownership(
         self, promotion: Promotion, spec: ModelPromotionSpec, registry: Registry, model: RegisteredModel

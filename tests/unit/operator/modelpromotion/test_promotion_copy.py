@@ -11,7 +11,8 @@ from finetune_crds.conditions import ConditionReason
 from finetune_crds.contract import PodError, TerminationMessage
 from finetune_operator.errors import Problem
 from finetune_operator.kube import KubeError
-from fixtures.operator_in_memory.promotions import MODEL, SOURCE_URI, KilledError, World
+from fixtures.operator_in_memory.kills import assert_one_job, promote_with_kills
+from fixtures.operator_in_memory.promotions import MODEL, SOURCE_URI, World
 from unit.operator.modelpromotion.champion import world
 
 Json = dict[str, Any]
@@ -171,6 +172,22 @@ async def test_an_alias_of_the_source_is_followed_and_an_outdated_copy_is_stoppe
     await simulation.settle()
     assert "7" not in simulation.jobs()
     assert simulation.phase_and_reason() == "Promoted: Promoted"
+
+
+async def test_a_copy_that_the_status_names_is_not_searched_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    simulation = copying(source=source(alias="candidate"))
+    await simulation.settle()
+    finish(simulation)
+    await simulation.settle()
+    assert simulation.phase_and_reason() == "Promoted: Promoted"
+    # The alias of the source is still read, since it may move.
+    searches: list[str] = []
+    monkeypatch.setattr(type(simulation.registry), "find_tagged", lambda *_: searches.append("search"))
+    asked = simulation.source.asked
+    simulation.seconds += 60
+    await simulation.settle()
+    assert (simulation.phase_and_reason(), searches) == ("Promoted: Promoted", [])
+    assert simulation.source.asked > asked
 
 
 async def test_a_source_that_is_set_up_anew_under_the_same_numbers_is_copied_anew() -> None:
@@ -404,25 +421,5 @@ async def test_what_runs_is_stopped_and_runs_again_afterwards(spec: Json) -> Non
 
 @pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
 async def test_an_operator_that_dies_at_any_write_makes_one_copy(before: bool) -> None:
-    """Killed at each write in turn, until a whole promotion goes through."""
-    for number in range(1, 60):
-        simulation = copying()
-        simulation.writes.kill_soon(number, before=before)
-        killed = False
-        for is_over in (False, True):
-            if is_over:
-                finish(simulation)
-            try:
-                await simulation.settle()
-            except KilledError:
-                killed = True
-                simulation.writes.spare()
-                simulation.restart()
-                await simulation.settle()
-        assert simulation.phase_and_reason() == "Promoted: Promoted", simulation.writes.log
-        assert len(simulation.runs.runs) == 1
-        assert [item for item in simulation.writes.log if item == "create Job"] == ["create Job"]
-        assert simulation.runs.runs["run-1"].status == "FINISHED"
-        if not killed:
-            return
-    raise AssertionError("every run was killed")
+    async for simulation in promote_with_kills(copying, finish, before=before):
+        assert_one_job(simulation)

@@ -11,7 +11,8 @@ from finetune_crds.conditions import ConditionReason
 from finetune_operator.errors import Problem
 from finetune_operator.kube import KubeError
 from finetune_operator.modelpromotion.observe import read_promotion
-from fixtures.operator_in_memory.promotions import KilledError, World
+from fixtures.operator_in_memory.kills import assert_one_job, promote_with_kills
+from fixtures.operator_in_memory.promotions import World
 from unit.operator.modelpromotion.champion import world
 
 Json = dict[str, Any]
@@ -424,25 +425,10 @@ async def test_the_job_of_somebody_else_is_not_taken() -> None:
 
 @pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
 async def test_an_operator_that_dies_at_any_write_runs_one_job(before: bool) -> None:
-    """Killed at each write in turn, until a whole promotion goes through."""
-    for number in range(1, 60):
-        simulation = gated(TESTS, ACCURATE)
-        simulation.writes.kill_soon(number, before=before)
-        killed = False
-        for step in (lambda: None, lambda world=simulation: world.end_job("2", message='{"acc": 0.9}')):
-            step()
-            try:
-                await simulation.settle()
-            except KilledError:
-                killed = True
-                simulation.writes.spare()
-                simulation.restart()
-                await simulation.settle()
-        assert simulation.phase_and_reason() == "Promoted: Promoted", simulation.writes.log
-        assert len(simulation.runs.runs) == 1
-        assert [item for item in simulation.writes.log if item == "create Job"] == ["create Job"]
-        assert simulation.runs.runs["run-1"].status == "FINISHED"
+    async for simulation in promote_with_kills(
+        lambda: gated(TESTS, ACCURATE),
+        lambda world: world.end_job("2", message='{"acc": 0.9}'),
+        before=before,
+    ):
+        assert_one_job(simulation)
         assert "ttlSecondsAfterFinished" in simulation.jobs()["2"]["spec"]
-        if not killed:
-            return
-    raise AssertionError("every run was killed")
