@@ -150,6 +150,13 @@ class GitOps:
         self.operations_before = self._operations()
         self.syncs_seen.clear()
 
+    def wait_refusal(self, message: str) -> None:
+        """Wait until the API server has refused a sync with these words."""
+        self._wait(
+            f"a sync is refused: {message}",
+            lambda: message in self.status().get("operationState", {}).get("message", ""),
+        )
+
     def wait_health(
         self, kind: str, name: str, health: str, message: str = "", *, seconds: float = 120
     ) -> Json:

@@ -16,7 +16,7 @@ import yaml
 
 from fixtures.operator_processes.operators import new_namespace
 from fixtures.operator_processes.servers import Plane
-from integration.chart import CHART, KUBE_VERSION, helm
+from integration.approval_policy import approval_policy
 from support.api import Api
 from support.documents import blocks
 from support.waiting import wait_for
@@ -86,43 +86,26 @@ def guarded(api: Api, plane: Plane) -> Iterator[Guarded]:
     """The policy of the chart, and promotions that a GitOps account has created."""
     namespace = new_namespace(api)
     release = f"of-{namespace}"
-    rules = {
-        "tenants": [
-            {
-                "namespaces": [f"{namespace[:-1]}*"],
-                "approvals": [
-                    {"alias": "cham*", "models": ["guarded.*"], "count": 2, "groups": [LEADS]},
-                    {"alias": "nothing"},
-                ],
-                "gitOpsAccounts": [GIT],
-            }
-        ]
+    tenant = {
+        "namespaces": [f"{namespace[:-1]}*"],
+        "approvals": [
+            {"alias": "cham*", "models": ["guarded.*"], "count": 2, "groups": [LEADS]},
+            {"alias": "nothing"},
+        ],
+        "gitOpsAccounts": [GIT],
     }
-    done = helm(
-        *("template", release, str(CHART), "--namespace", release, "--kube-version", KUBE_VERSION),
-        *("--show-only", "templates/approvalpolicy.yaml", "--show-only", "templates/rbac-people.yaml"),
-        *("--set", f"fullnameOverride={release}", "--set-json", f"tenancy={json.dumps(rules)}"),
-    )
-    assert done.returncode == 0, done.stderr
     guarded = Guarded(plane, namespace, f"{release}-approve")
-    kubectl = guarded.kubectl
-    subprocess.run(
-        [*kubectl, "create", "-f", "-"], input=done.stdout, check=True, capture_output=True, text=True
-    )
-    try:
+    with approval_policy(plane, release, [tenant]):
         for role, users in ROLES.items():
             people = [f"--user={user}" for user in users]
             binding = ["create", "rolebinding", role, f"--clusterrole={release}-{role}", *people]
-            subprocess.run([*kubectl, *binding], check=True, capture_output=True)
+            subprocess.run([*guarded.kubectl, *binding], check=True, capture_output=True)
         for body in PROMOTIONS:
             assert guarded.run(GIT, "create", "-f", "-", body=body) is None
         impostor = promotion("new", approvals=[BEN])
         arguments = ("create", "-f", "-", "--dry-run=server")
         wait_for("the policy counts", lambda: guarded.run("ana", *arguments, body=impostor))
         yield guarded
-    finally:
-        delete = [*kubectl, "delete", "-f", "-"]
-        subprocess.run(delete, input=done.stdout, check=True, capture_output=True, text=True)
 
 
 class Write(NamedTuple):

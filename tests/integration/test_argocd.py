@@ -18,13 +18,17 @@ from finetune_crds.resources import RESOURCES
 from finetune_operator.names import scheduled_job_name
 from finetune_operator.text import format_time
 from fixtures.operator_processes.jobs import TRAINED, error, job, splits_given
+from fixtures.operator_processes.registry import Registry
 from fixtures.operator_processes.servers import Plane
 from fixtures.operator_processes.world import World
+from integration.approval_policy import approval_policy
 from support.api import Api
 from support.process import running
 from support.waiting import wait_for
 
 Json = dict[str, Any]
+# Argo CD uses the kubeconfig of the administrator here.
+ARGOCD_USER = "kubernetes-admin"
 KEYS = [f"resource.customizations.health.finetune.dev_{kind.KIND}" for kind in RESOURCES]
 
 
@@ -193,6 +197,49 @@ def test_a_schedule_in_git_is_resumed_and_its_job_stays(world: World, gitops: Gi
     gitops.look()
     assert (set(gitops.syncs_seen), gitops.operations()) == ({"Synced"}, 0)
     assert world.job(name)["status"]["phase"] == "Preparing"
+
+
+def test_approvals_in_git_need_an_account_that_the_tenants_file_names(
+    world: World, gitops: GitOps, plane: Plane
+) -> None:
+    registry = Registry(world.api, world.mlflow, world.namespace, f"model-{world.namespace}")
+    approvals = [{"version": registry.version(1.0), "by": "ann"}]
+    body = promotion(registry, source={"type": "Version", "version": approvals[0]["version"]})
+    tenant = {"namespaces": [world.namespace], "approvals": [{"alias": "champion"}]}
+    with approval_policy(plane, f"without-{world.namespace}", [tenant]):
+        wait_for("the policy counts", lambda: is_refused(plane, with_approvals(body, approvals)))
+        gitops.repository.commit("Approve", with_approvals(body, approvals))
+        gitops.create()
+        gitops.wait_refusal("an approval that you add to spec.approvals must have your user name in by")
+        assert world.api.get("ModelPromotion", world.namespace, "champion") is None
+    with approval_policy(plane, f"with-{world.namespace}", [{**tenant, "gitOpsAccounts": [ARGOCD_USER]}]):
+        gitops.wait_synced(gitops.repository.commit("Wait", body))
+        gitops.wait_health("ModelPromotion", "champion", "Suspended", "waits for approval")
+        gitops.wait_synced(gitops.repository.commit("Approve", with_approvals(body, approvals)))
+        gitops.wait_health("ModelPromotion", "champion", "Healthy", "approved by ann")
+
+
+def promotion(registry: Registry, **spec: Any) -> Json:
+    """The champion of a model, which needs an approval."""
+    return {
+        "apiVersion": "finetune.dev/v1alpha1",
+        "kind": "ModelPromotion",
+        "metadata": {"name": "champion", "namespace": registry.namespace},
+        "spec": {"alias": "champion", "model": registry.model, "approval": {}, **spec},
+    }
+
+
+def with_approvals(body: Json, approvals: list[Json]) -> Json:
+    return {**body, "spec": {**body["spec"], "approvals": approvals}}
+
+
+def is_refused(plane: Plane, body: Json) -> bool:
+    """Whether the API server refuses to create an object, as the user that Argo CD is in these tests."""
+    kubectl = [str(plane.kubectl), "--kubeconfig", str(plane.kubeconfig), "create", "--dry-run=server"]
+    done = subprocess.run(
+        [*kubectl, "-f", "-"], input=yaml.safe_dump(body), text=True, check=False, capture_output=True
+    )
+    return done.returncode != 0
 
 
 def _commit_and_create(gitops: GitOps, *bodies: Json) -> str:
