@@ -156,6 +156,11 @@ class ModelPromotionSpec(ApiModel):
                 ".serving",
             ),
             (
+                "!has(self.onRegression) || !has(self.onRegression.endpointMetric) || has(self.serving)",
+                "onRegression.endpointMetric requires serving",
+                ".onRegression",
+            ),
+            (
                 "!has(self.tags) || !has(self.tracking.registryUri) || self.tracking.registryUri != 'databricks-uc' || "
                 f"self.tags.all(key, !key.matches('{NOT_IN_UNITY_TAGS}'))",
                 f"{UNITY_TAGS_MESSAGE}: rename the tag",

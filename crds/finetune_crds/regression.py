@@ -33,6 +33,10 @@ class OnRegression(ApiModel):
         json_schema_extra=rules(
             *BOUNDS_RULES,
             (
+                "has(self.prometheus) != has(self.endpointMetric)",
+                "set exactly one of prometheus and endpointMetric",
+            ),
+            (
                 "self.forSeconds <= self.watchSeconds",
                 "forSeconds must not be above watchSeconds",
                 ".forSeconds",
@@ -42,8 +46,10 @@ class OnRegression(ApiModel):
 
     action: Literal["Rollback"]
     """Rollback: the alias moves back. The version is not promoted again."""
-    prometheus: PrometheusQuery
+    prometheus: PrometheusQuery | None = None
     """Query of the number, for example the error rate of the endpoint."""
+    endpoint_metric: Literal["request_count", "error_rate", "server_error_rate", "latency_ms"] | None = None
+    """Metric of the version at the endpoint of spec.serving, as for the gates of a canary."""
     min: float | None = None
     """Minimum value that is good."""
     max: float | None = None

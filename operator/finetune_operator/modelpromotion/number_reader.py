@@ -23,6 +23,17 @@ _WORKERS_PER_WAIT = 4
 OpenPrometheus = Callable[[str, str], Prometheus]
 
 
+def needs_number(promotion: Promotion, spec: ModelPromotionSpec) -> bool:
+    """Whether a version is watched, so that this pass needs the number of spec.onRegression.
+
+    NB: it is read during a move to a candidate too, so that the watch begins with the number at the time of the move.
+    """
+    watch, move = promotion.status.watch, promotion.status.move
+    is_held = spec.suspend or spec.rollback_to is not None or promotion.deleting
+    is_moving = move is not None and move.reason in ("Promoted", "Reverted")
+    return spec.on_regression is not None and not is_held and (watch is not None or is_moving)
+
+
 @dataclass(frozen=True)
 class NumberReader:
     """Asks the Prometheus servers that promotions name.
@@ -39,21 +50,16 @@ class NumberReader:
     """By address: the number of passes that wait."""
 
     async def read(self, promotion: Promotion, spec: ModelPromotionSpec) -> Reading | None:
-        """Return the number, or the problem that keeps it from being read; None while no version is watched, or too many passes wait.
-
-        NB: it is read during a move to a candidate too, so that the watch begins with the number at the time of the move.
-        """
-        watch, move = promotion.status.watch, promotion.status.move
-        is_held = spec.suspend or spec.rollback_to is not None or promotion.deleting
-        is_moving = move is not None and move.reason in ("Promoted", "Reverted")
-        if spec.on_regression is None or is_held or (watch is None and not is_moving):
+        """Return the number, or the problem that keeps it from being read; None while none is needed, or too many passes wait."""
+        query = spec.on_regression.prometheus if spec.on_regression else None
+        if query is None or not needs_number(promotion, spec):
             return None
-        address = normalize_address(spec.on_regression.prometheus.url)
+        address = normalize_address(query.url)
         if self._waiting[address] >= max(self.workers // _WORKERS_PER_WAIT, 1):
             return None
         self._waiting[address] += 1
         try:
-            return Reading(await self._ask(spec.on_regression.prometheus, address, promotion.namespace))
+            return Reading(await self._ask(query, address, promotion.namespace))
         except ExternalError as error:
             return Reading(problem=error.problem)
         finally:

@@ -24,7 +24,7 @@ from finetune_operator.modelpromotion.copy_reader import CopyReader, find_copy
 from finetune_operator.modelpromotion.job_reader import JobReader
 from finetune_operator.modelpromotion.model import Observed, Promotion, SourceJob
 from finetune_operator.modelpromotion.model_cache import ModelCache, name_credentials
-from finetune_operator.modelpromotion.number_reader import NumberReader, OpenPrometheus
+from finetune_operator.modelpromotion.number_reader import NumberReader, OpenPrometheus, needs_number
 from finetune_operator.modelpromotion.version_records import import_history
 from finetune_operator.modelpromotion.versions import main_version, named_version, target_version
 from finetune_operator.prometheus import Prometheus
@@ -230,7 +230,8 @@ class ModelPromotionObserver:
                 )
                 return Endpoint(problem=Problem(ConditionReason.CONFLICT, message))
             client = await self.open_endpoint(promotion, backend)
-            return await self._outages.ask(_serving_outage_key(promotion, backend), client.read)
+            read = partial(client.read, with_traffic=_needs_traffic(promotion, spec, backend))
+            return await self._outages.ask(_serving_outage_key(promotion, backend), read)
         except ExternalError as error:
             return Endpoint(problem=error.problem)
 
@@ -251,6 +252,13 @@ class ModelPromotionObserver:
             # As the promotion spells it.
             name = spec.model
         return SourceJob(phase=phase, model=name, version=version)
+
+
+def _needs_traffic(promotion: Promotion, spec: ModelPromotionSpec, backend: ServingBackend) -> bool:
+    """Whether the pass needs the metrics of the versions that the endpoint serves: for the gates of a canary, or for the watch."""
+    has_canary_gates = backend.spec.canary is not None and bool(backend.spec.canary.gates)
+    is_watched = spec.on_regression is not None and spec.on_regression.endpoint_metric is not None
+    return has_canary_gates or (is_watched and needs_number(promotion, spec))
 
 
 def _serving_outage_key(promotion: Promotion, backend: ServingBackend) -> Hashable:

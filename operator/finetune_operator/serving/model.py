@@ -83,8 +83,11 @@ EndpointAction = ConfigureEndpoint | LogRequests | StopLogging
 class EndpointClient(Protocol):
     """The endpoint of one spec, with a login. Every method blocks."""
 
-    def read(self) -> Endpoint:
+    def read(self, *, with_traffic: bool) -> Endpoint:
         """Return the current state of the endpoint.
+
+        Args:
+            with_traffic: also read the metrics of each served version.
 
         Raises:
             ExternalError: the server cannot be reached, or refuses.

@@ -99,9 +99,9 @@ def find_promotion_breaches(spec: ModelPromotionSpec, tenant: Tenant, settings: 
         if gate.job:
             field = f"spec.gates {gate.name} job.template"
             yield from _find_job_template_breaches(gate.job.template, field, tenant)
-    regression = spec.on_regression
-    if regression:
-        url = normalize_address(regression.prometheus.url)
+    query = spec.on_regression.prometheus if spec.on_regression else None
+    if query:
+        url = normalize_address(query.url)
         if url not in map(normalize_address, tenant.prometheus):
             yield Breach(f"spec.onRegression.prometheus.url {strip_user(url)}", "prometheus")
     if spec.serving:

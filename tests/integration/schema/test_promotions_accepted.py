@@ -84,6 +84,11 @@ ACCEPTED: dict[str, Json] = {
         windows=[WINDOW, WINDOW | {"name": "b", "schedule": "@daily", "timeZone": "Asia/Tokyo"}]
     ),
     "a number after a move": promotion(onRegression=ON_REGRESSION),
+    "a metric of the endpoint after a move": promotion(
+        onRegression={name: value for name, value in ON_REGRESSION.items() if name != "prometheus"}
+        | {"endpointMetric": "latency_ms"},
+        serving={"type": "Databricks", "endpoint": "support"},
+    ),
     "a number with all fields": promotion(
         onRegression=ON_REGRESSION
         | {

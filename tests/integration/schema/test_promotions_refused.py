@@ -178,6 +178,20 @@ REFUSED: dict[str, tuple[Json, str]] = {
         promotion(windows=[WINDOW | {"timeZone": "UTC+2:00"}]),
         "spec.windows[0].timeZone in body should match",
     ),
+    "a number of two servers": (
+        promotion(
+            onRegression=ON_REGRESSION | {"endpointMetric": "error_rate"},
+            serving={"type": "Databricks", "endpoint": "support"},
+        ),
+        "spec.onRegression: Invalid value: set exactly one of prometheus and endpointMetric",
+    ),
+    "a metric of no endpoint": (
+        promotion(
+            onRegression={name: value for name, value in ON_REGRESSION.items() if name != "prometheus"}
+            | {"endpointMetric": "error_rate"}
+        ),
+        "spec.onRegression: Invalid value: onRegression.endpointMetric requires serving",
+    ),
     "another reaction to a number": (
         promotion(onRegression=ON_REGRESSION | {"action": "Pause"}),
         'spec.onRegression.action: Unsupported value: "Pause"',

@@ -1,7 +1,7 @@
 """spec.onRegression: watch a number after the alias has moved to a candidate, and move the alias back if the number gets out of bounds.
 
-The number is about everything that the endpoint serves, so a breach counts only while the endpoint serves the watched version alone. If
-the number was out of bounds before the version had traffic, a breach counts only after the number has been good once.
+A number of Prometheus is about everything that the endpoint serves, so a breach counts only while the endpoint serves the watched version alone,
+also where the number is the endpoint's own, of this version. If the number was out of bounds before the version had traffic, a breach counts only after the number has been good once.
 
 The watch is in the journal, so a restart loses nothing. A number that cannot be read moves no alias: whether it is out of bounds is then
 unknown, and the time of `forSeconds` starts again.
@@ -15,11 +15,13 @@ from typing import Literal
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.promotion_status import Move, MoveReason, Watch
 from finetune_crds.regression import OnRegression
+from finetune_operator.errors import Problem
 from finetune_operator.modelpromotion.decide import canary
 from finetune_operator.modelpromotion.decide.bounds import describe_bounds, format_number, is_within
 from finetune_operator.modelpromotion.decide.digests import digest
 from finetune_operator.modelpromotion.decide.draft import Draft
 from finetune_operator.modelpromotion.decide.endpoint import routes_of
+from finetune_operator.modelpromotion.model import Reading
 from finetune_operator.modelpromotion.versions import is_older
 from finetune_operator.policy.result import Continue, Outcome, Stop
 from finetune_operator.text import format_time, shorten
@@ -93,7 +95,7 @@ def interrupt_breach(draft: Draft) -> None:
 def _judge(draft: Draft, spec: OnRegression, watch: Watch) -> None:
     draft.is_number_judged = True
     draft.requeue_after(draft.settings.poll_seconds)
-    reading, traffic = draft.observed.reading, _find_traffic(draft, watch)
+    reading, traffic = _find_reading(draft, spec, watch), _find_traffic(draft, watch)
     value = reading.value if reading else None
     is_good = value is not None and is_within(value, spec.min, spec.max)
     if is_good or (value is not None and traffic == "None"):
@@ -102,7 +104,7 @@ def _judge(draft: Draft, spec: OnRegression, watch: Watch) -> None:
     if reading is None:
         _report_watching(draft, spec, watch)
     elif value is None:
-        _handle_unreadable(draft, spec, watch, reading.problem.message if reading.problem else "")
+        _handle_unreadable(draft, spec, watch, reading)
     elif is_good:
         _handle_good(draft, spec, watch)
     elif watch.start_time is None:
@@ -111,6 +113,21 @@ def _judge(draft: Draft, spec: OnRegression, watch: Watch) -> None:
         _handle_inherited(draft, spec, watch)
     else:
         _handle_breach(draft, spec, watch, value)
+
+
+def _find_reading(draft: Draft, spec: OnRegression, watch: Watch) -> Reading | None:
+    """The number of the version, or why it is unknown; None if this pass has not read it."""
+    metric, endpoint = spec.endpoint_metric, draft.observed.endpoint
+    if metric is None:
+        return draft.observed.reading
+    if endpoint is None or endpoint.problem:
+        return Reading(problem=endpoint.problem) if endpoint else None
+    value = endpoint.traffic.get(watch.version, {}).get(metric)
+    if value is None:
+        name = draft.spec.serving.endpoint if draft.spec.serving else ""
+        message = f"endpoint {name} had no {metric} of version {watch.version} in the last minute"
+        return Reading(problem=Problem(ConditionReason.METRIC_INCONCLUSIVE, message))
+    return Reading(value)
 
 
 def _find_traffic(draft: Draft, watch: Watch) -> Literal["None", "Part", "All"]:
@@ -157,17 +174,14 @@ def _report_watching(draft: Draft, spec: OnRegression, watch: Watch) -> None:
         draft.requeue_after(max((end - draft.now).total_seconds(), 0))
 
 
-def _handle_unreadable(draft: Draft, spec: OnRegression, watch: Watch, problem: str) -> None:
+def _handle_unreadable(draft: Draft, spec: OnRegression, watch: Watch, reading: Reading) -> None:
     """Say why there is no number. After the end of the watch, this stays."""
-    reading = draft.observed.reading
-    reason = reading.problem.reason if reading and reading.problem else ConditionReason.METRIC_INCONCLUSIVE
+    problem = reading.problem or Problem(ConditionReason.METRIC_INCONCLUSIVE, "")
     is_over = _is_over(draft, spec, watch)
     consequence = "the watch is over" if is_over else "the operator asks again"
-    message = (
-        f"{_name(spec)} of version {watch.version} is unknown, and no alias moves: {problem}; {consequence}"
-    )
+    message = f"{_name(spec)} of version {watch.version} is unknown, and no alias moves: {problem.message}; {consequence}"
     draft.remember(watch=None if is_over else _without_breach(watch))
-    draft.set(ConditionType.REGRESSED, None, reason, message)
+    draft.set(ConditionType.REGRESSED, None, problem.reason, message)
 
 
 def _handle_good(draft: Draft, spec: OnRegression, watch: Watch) -> None:
@@ -261,9 +275,11 @@ def _without_breach(watch: Watch) -> Watch:
 
 def _digest_terms(spec: OnRegression) -> str:
     """Digest of what makes a number a breach."""
-    return digest([spec.prometheus.to_json(), spec.min, spec.max])
+    number = spec.prometheus.to_json() if spec.prometheus else spec.endpoint_metric
+    return digest([number, spec.min, spec.max])
 
 
 def _name(spec: OnRegression) -> str:
     """The name of the number in messages."""
-    return spec.prometheus.name or shorten(spec.prometheus.query, _MAX_NAME_CHARS)
+    query = spec.prometheus
+    return query.name or shorten(query.query, _MAX_NAME_CHARS) if query else str(spec.endpoint_metric)

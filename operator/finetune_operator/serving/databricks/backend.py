@@ -94,13 +94,13 @@ class _WorkspaceEndpoint:
     spec: Serving
     workspace: WorkspaceClient
 
-    def read(self) -> Endpoint:
-        """The current state of the endpoint.
+    def read(self, *, with_traffic: bool) -> Endpoint:
+        """The current state of the endpoint; `with_traffic`: with the metrics of each served version.
 
         Raises:
             ExternalError: Databricks cannot be reached, or refuses.
         """
-        return read_endpoint(self.workspace, self.spec)
+        return read_endpoint(self.workspace, self.spec, with_traffic=with_traffic)
 
     def act(self, action: EndpointAction) -> None:
         """Request a change, without waiting until it is complete."""

@@ -33,8 +33,11 @@ _OPTIONAL_FIELDS = {
 }
 
 
-def read_endpoint(workspace: WorkspaceClient, spec: Serving) -> Endpoint:
+def read_endpoint(workspace: WorkspaceClient, spec: Serving, *, with_traffic: bool) -> Endpoint:
     """Return the current state of the endpoint.
+
+    Args:
+        with_traffic: also read the metrics of each served version.
 
     Raises:
         ExternalError: Databricks cannot be reached, or refuses.
@@ -48,8 +51,7 @@ def read_endpoint(workspace: WorkspaceClient, spec: Serving) -> Endpoint:
         except NotFound:
             return Endpoint()
         endpoint = _parse_endpoint(details, spec, workspace.config.host)
-        has_canary_gates = spec.canary is not None and bool(spec.canary.gates)
-        if not has_canary_gates:
+        if not with_traffic:
             return endpoint
         return dataclasses.replace(endpoint, traffic=_read_traffic(workspace, spec, endpoint))
 

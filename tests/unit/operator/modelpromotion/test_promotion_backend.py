@@ -27,7 +27,7 @@ class Server:
     shares: list[dict[str, int]] = field(default_factory=list)
     is_full: bool = False
 
-    def read(self) -> Endpoint:
+    def read(self, *, with_traffic: bool) -> Endpoint:
         return self.endpoint
 
     def act(self, action: EndpointAction) -> None:

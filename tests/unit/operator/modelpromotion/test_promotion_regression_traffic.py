@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from fixtures.fake_databricks import Workspace
+from fixtures.fake_databricks.endpoints import exported
 from fixtures.operator_in_memory.promotions import World
 from fixtures.operator_in_memory.serving import STEPS, Databricks
 from unit.operator.modelpromotion.champion import GATES, world
@@ -36,6 +37,11 @@ async def serve_second(databricks: Workspace) -> Databricks:
         await simulation.later(11)
     assert simulation.now == ("Promoted", {"staging": 2, "champion": 2}, {"2": 100})
     return simulation
+
+
+def read_condition(simulation: World) -> tuple[str, str]:
+    """Reason and message of the condition Regressed; empty without it."""
+    return simulation.says("Regressed") or ("", "")
 
 
 def find_bad(simulation: World) -> dict[str, str | None]:
@@ -225,3 +231,45 @@ async def test_a_number_that_is_read_during_the_move_is_no_reason_to_watch_a_rep
     queries = len(simulation.numbers.queries)
     await simulation.settle()
     assert (simulation.moves()[-1], len(simulation.numbers.queries)) == (("Repaired", "3", "2"), queries)
+
+
+OWN_METRIC = {name: value for name, value in WATCH.items() if name != "prometheus"} | {
+    "endpointMetric": "error_rate"
+}
+
+
+async def test_a_version_moves_back_by_its_own_metric_at_the_endpoint(databricks: Workspace) -> None:
+    simulation = Databricks(databricks, canary={"steps": STEPS}, alias_moves=None)
+    await simulation.stage(1)
+    simulation.edit(onRegression=OWN_METRIC)
+    await simulation.stage(2)
+    for _ in range(2):
+        await simulation.later(11)
+    await wait(simulation, 10)
+    assert read_condition(simulation) == (
+        "MetricInconclusive",
+        "error_rate of version 2 is unknown, and no alias moves: endpoint support had no error_rate of version 2 in the last minute; the "
+        "operator asks again",
+    )
+    # Errors of another version do not count.
+    databricks.endpoints.metrics["support"] = exported("support", {"1": (100, 90, 0), "2": (100, 0, 1)})
+    await wait(simulation, 60)
+    assert read_condition(simulation)[0] == "Watching"
+    databricks.endpoints.metrics["support"] = exported("support", {"2": (100, 20, 5)})
+    await wait(simulation, 20)
+    assert simulation.now == ("Promoted", {"staging": 2, "champion": 2}, {"2": 100})
+    await wait(simulation, 40)
+    assert simulation.now[1:] == ({"staging": 2, "champion": 1}, {"1": 100})
+    assert read_condition(simulation) == (
+        "Regressed",
+        "version 2 regressed: error_rate is 0.25, which is not <= 0.05, for 30 s; alias champion moves back to version 1",
+    )
+    assert find_bad(simulation) == {"2": "Regressed"}
+    # Without a watch, the metrics are not read.
+    reads = count_metric_reads(databricks)
+    await wait(simulation, 60)
+    assert (reads > 0, count_metric_reads(databricks) - reads) == (True, 0)
+
+
+def count_metric_reads(databricks: Workspace) -> int:
+    return sum(path.endswith("/metrics") for _, path in databricks.asked)

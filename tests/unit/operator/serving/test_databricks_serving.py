@@ -41,7 +41,7 @@ def client(state: Workspace, **parts: Any) -> EndpointClient:
 
 
 def read(state: Workspace, **parts: Any) -> Endpoint:
-    return client(state, **parts).read()
+    return client(state, **parts).read(with_traffic=False)
 
 
 def act(state: Workspace, action: EndpointAction, **parts: Any) -> None:

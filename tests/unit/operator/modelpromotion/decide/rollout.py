@@ -184,7 +184,7 @@ class Rollout:
     def observe(self) -> Endpoint:
         """The endpoint as the SDK has it, or the problem, as the observer gives it to a pass."""
         try:
-            return self.open_endpoint().read()
+            return self.open_endpoint().read(with_traffic=True)
         except ExternalError as error:
             return Endpoint(problem=error.problem)
 
