@@ -46,8 +46,8 @@ class CopyReader:
         if source is None:
             return None
         if copied and copied.version:
-            named = (normalize_address(source.uri), source.model, source.version)
-            if (copied.uri, copied.model, copied.source_version) == named:
+            source_key = (normalize_address(source.uri), source.model, source.version)
+            if (copied.uri, copied.model, copied.source_version) == source_key:
                 return SourceVersion(copied.source_version, copied.digest, copy=copied.version)
         try:
             version = await self._read_source(promotion, source)

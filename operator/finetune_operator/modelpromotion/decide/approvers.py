@@ -45,8 +45,8 @@ def find_approvers(draft: Draft, version: str) -> list[str]:
 def describe_approvers(names: Sequence[str]) -> str:
     """Join names for a sentence; empty without names. If there are too many for the status, the last are only counted."""
     for count in range(len(names), 0, -1):
-        others = [f"{len(names) - count} more"] if count < len(names) else []
-        text = join_names([*names[:count], *others])
+        remainder = [f"{len(names) - count} more"] if count < len(names) else []
+        text = join_names([*names[:count], *remainder])
         if len(text) <= _MAX_NAMES_CHARS:
             return text
     return ""

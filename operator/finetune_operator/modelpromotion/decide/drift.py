@@ -81,10 +81,10 @@ def _warn(draft: Draft) -> Outcome:
         if holder
         else ""
     )
-    others = f"{keep}; or set spec.onDrift to Repair or Adopt"
+    alternatives = f"{keep}; or set spec.onDrift to Repair or Adopt"
     if _does_rollback_wait(draft):
-        others = ", approve the rollback, or set spec.onDrift to Repair"
-    return _report(draft, reason, f"{what}: to undo this, {undo}{others}")
+        alternatives = ", approve the rollback, or set spec.onDrift to Repair"
+    return _report(draft, reason, f"{what}: to undo this, {undo}{alternatives}")
 
 
 def _does_rollback_wait(draft: Draft) -> bool:

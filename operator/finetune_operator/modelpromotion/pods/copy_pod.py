@@ -90,14 +90,14 @@ def _build_pod(
 def _derive_download(pod: Json) -> Json:
     """The container `download` with the image, the resources and the variables of `main`, without logins."""
     main = next(containers(pod, MAIN_CONTAINER))
-    kept = {name: value for name, value in main.items() if name not in ("env", "envFrom")}
+    shared = {name: value for name, value in main.items() if name not in ("env", "envFrom")}
     variables = main.get("env") if isinstance(main.get("env"), list) else []
     env = [
         item
         for item in variables or []
         if not (isinstance(item, dict) and str(item.get("name")).startswith(_DESTINATION_VARIABLES))
     ]
-    return {**kept, "name": names.DOWNLOAD_CONTAINER, "env": env}
+    return {**shared, "name": names.DOWNLOAD_CONTAINER, "env": env}
 
 
 def _build_owned(

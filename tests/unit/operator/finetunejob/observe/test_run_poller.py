@@ -1,4 +1,4 @@
-"""What MLflow is asked of a job, how often, and with which credentials."""
+"""Requests to MLflow about a job: which ones, how often, and with which credentials."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ async def test_an_mlflow_server_is_opened_without_a_thread(monkeypatch: pytest.M
     assert await World().poller.tracked(ftj()) == Tracked(Server("http://mlflow:5000", "http://mlflow:5000"))
 
 
-async def test_credentials_that_cannot_be_had_are_a_condition() -> None:
+async def test_credentials_that_cannot_be_read_are_reported() -> None:
     mlflow = await World().poller.poll(with_secret())
     message = "Secret mlflow of spec.tracking.secretRef does not exist in namespace team: create the Secret"
     assert mlflow == Mlflow(problem=Problem(ConditionReason.CREDENTIALS_MISSING, message))
@@ -101,7 +101,7 @@ async def test_a_secret_may_be_optional() -> None:
     assert tracked == Tracked(Server("http://mlflow:5000", "http://mlflow:5000"))
 
 
-async def test_an_api_server_that_is_away_is_no_word_of_mlflow() -> None:
+async def test_an_unreachable_api_server_is_not_reported_as_a_problem_of_mlflow() -> None:
     world = World()
     world.kube.refuse["get", "Secret"] = KubeError(0, "away")
     with pytest.raises(KubeError):
@@ -210,7 +210,7 @@ async def test_a_run_that_the_search_does_not_find_is_asked_for_alone(
     assert mlflow_queries.questions == [("http://mlflow:5000", "r1", False)]
 
 
-async def test_the_same_question_is_asked_once_in_a_while(mlflow_queries: Asked) -> None:
+async def test_a_question_is_repeated_after_the_poll_interval(mlflow_queries: Asked) -> None:
     world = World()
     for seconds in (0.0, 1.0, 3.9, 4.0, 5.0):
         world.clock = seconds
@@ -223,7 +223,7 @@ async def test_the_same_question_is_asked_once_in_a_while(mlflow_queries: Asked)
     assert len(mlflow_queries.questions) == 4
 
 
-async def test_nothing_is_kept_of_a_job_that_is_over(mlflow_queries: Asked) -> None:
+async def test_a_finished_job_is_forgotten(mlflow_queries: Asked) -> None:
     world = World()
     await world.poller.poll(ftj(running(mlflow=RUN)))
     await world.poller.poll(ftj(status(SUCCEEDED, CLOSED, mlflow=RUN)))
@@ -276,7 +276,7 @@ async def test_a_server_that_is_away_is_asked_once_whatever_the_secret(mlflow_qu
     assert mlflow_queries.questions == [(URI, None, False)]
 
 
-async def test_a_login_that_is_refused_is_that_of_one_secret(mlflow_queries: Asked) -> None:
+async def test_a_refused_login_concerns_one_secret(mlflow_queries: Asked) -> None:
     world = two_teams()
     refused = Problem(ConditionReason.MLFLOW_FORBIDDEN, "no")
     mlflow_queries.problems["token-1"] = refused
@@ -286,7 +286,7 @@ async def test_a_login_that_is_refused_is_that_of_one_secret(mlflow_queries: Ask
 
 
 @pytest.mark.parametrize("token", ["to\nken", "t" * 2**20], ids=["a line break", "too long"])
-async def test_a_token_that_cannot_be_sent_is_that_of_one_secret(token: str) -> None:
+async def test_a_token_that_cannot_be_sent_concerns_one_secret(token: str) -> None:
     settings = dataclasses.replace(SETTINGS, tracking_uri="http://127.0.0.1:1")
     world = World(StandIn(secret(MLFLOW_TRACKING_TOKEN=token)), settings)
     mlflow = await world.poller.poll(with_secret())
@@ -299,7 +299,7 @@ async def test_a_token_that_cannot_be_sent_is_that_of_one_secret(token: str) -> 
     assert other_job.problem.reason == ConditionReason.MLFLOW_UNREACHABLE
 
 
-async def test_a_registry_that_is_away_is_asked_once_and_says_nothing_of_the_server(
+async def test_an_unreachable_registry_is_asked_once_and_the_server_still_is_asked(
     mlflow_queries: Asked,
 ) -> None:
     world, registry = World(), "http://10.255.255.1:1"
@@ -336,7 +336,7 @@ async def test_a_login_that_fails_is_not_repeated_by_every_job(monkeypatch: pyte
     assert attempts == ["token-1", "token-2", "token-3"]
 
 
-async def test_two_logins_of_one_workspace_are_two_places(databricks: Workspace) -> None:
+async def test_two_logins_of_one_workspace_have_two_places(databricks: Workspace) -> None:
     # A login may go to a server that only one Secret names.
     world, uris = World(), {"uri": "databricks"}
     for number in (1, 2):
@@ -439,5 +439,5 @@ TURNS: dict[str, tuple[Json, str]] = {
 
 
 @pytest.mark.parametrize(("tracking", "expected"), TURNS.values(), ids=TURNS)
-def test_only_reads_of_the_installations_server_take_nobodys_turn(tracking: Json, expected: str) -> None:
+def test_only_reads_of_the_installations_server_wait_for_no_turn(tracking: Json, expected: str) -> None:
     assert find_turn(SETTINGS, ftj(tracking=tracking)) == expected
